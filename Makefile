@@ -1,0 +1,87 @@
+# Every target sets up what it needs in a virtual environment; a second run starts at once.
+#
+#   PYTHON=python3.12   interpreter to make the environment with (default: the first one >= 3.11)
+#   VENV=.venv          where the environment is
+#   JAX=0.11.2          JAX version to install (default: the newest that the interpreter and gear_jax allow)
+#   GEAR_JAX_CUDA=AUTO  the CUDA library: AUTO, ON or OFF
+
+VENV ?= .venv
+JAX ?=
+BAZEL ?= bazel
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+# One worker per core; more than 8 only compete for memory.
+PYTEST_ARGS ?= -n auto --maxprocesses=8
+
+bin := $(VENV)/bin
+# What the compiled modules are made from. Python files are not listed: the installation is editable.
+sources := pyproject.toml CMakeLists.txt $(wildcard ffi/*.h ffi/*.cc cuda/*.h cuda/*.cc cuda/*.cu)
+install = $(bin)/python -m pip install --prefer-binary --disable-pip-version-check
+jax = $(if $(JAX),"jax==$(JAX)")
+installed := $(VENV)/.installed-jax$(JAX)
+
+.PHONY: help demo test lint format types test-cpp bazel-test bench dist clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo        record a dataset, train a Decision Transformer from it, show how well it plays'
+	@echo 'make test        Python tests (PYTEST_ARGS="-k gather")'
+	@echo 'make test-cpp    C++ tests under the address and undefined-behaviour sanitizers (needs libgtest-dev)'
+	@echo 'make bazel-test  the Bazel build and its tests (needs bazel-bootstrap and libgtest-dev)'
+	@echo 'make lint        ruff and clang-format;  make format  lets them change the files'
+	@echo 'make types       pyright on the public API'
+	@echo 'make bench       measure gear_jax and its peers (BENCH_ARGS=...)'
+	@echo 'make dist        sdist and wheel in dist/'
+	@echo 'make clean       remove what these made, the environment included'
+
+$(VENV)/pyvenv.cfg:
+	@PYTHON="$(PYTHON)" tools/make_venv.sh $(VENV)
+
+# The set for the tests holds the set for the demo, so it leaves both marks.
+$(installed)-demo: $(sources) | $(VENV)/pyvenv.cfg
+	$(install) -e '.[datasets,examples]' $(jax)
+	@rm -f $(VENV)/.installed-* && touch $@
+
+$(installed)-test: $(sources) | $(VENV)/pyvenv.cfg
+	$(install) -e '.[dev,datasets,examples]' $(jax)
+	@rm -f $(VENV)/.installed-* && touch $@ $(installed)-demo
+
+$(installed)-bench: $(installed)-test
+	$(install) -e '.[bench]' $(jax)
+	@touch $@
+
+demo: $(installed)-demo
+	$(bin)/python examples/decision_transformer.py $(DEMO_ARGS)
+
+test: $(installed)-test
+	$(bin)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(installed)-test
+	$(bin)/ruff check .
+	$(bin)/clang-format --dry-run --Werror $(wildcard ffi/*.h ffi/*.cc ffi/tests/*.cc cuda/*.cc)
+
+format: $(installed)-test
+	$(bin)/ruff check --fix .
+	$(bin)/clang-format -i $(wildcard ffi/*.h ffi/*.cc ffi/tests/*.cc cuda/*.cc)
+
+types: $(installed)-test
+	$(bin)/pyright --pythonpath $(bin)/python
+
+test-cpp: $(installed)-test
+	$(bin)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \
+	  -DGEAR_JAX_BUILD_MODULES=OFF -DGEAR_JAX_BUILD_TESTS=ON -DGEAR_JAX_SANITIZE=ON
+	$(bin)/cmake --build build/sanitize
+	$(bin)/ctest --test-dir build/sanitize --output-on-failure
+
+bazel-test: $(installed)-test
+	@command -v $(BAZEL) >/dev/null || { echo 'Bazel is missing (Debian, Ubuntu: apt-get install bazel-bootstrap)' >&2; exit 1; }
+	PYTHON_BIN=$(abspath $(bin))/python $(BAZEL) test --symlink_prefix=/ --test_output=errors //...
+
+bench: $(installed)-bench
+	$(bin)/python -m gear_jax bench $(BENCH_ARGS)
+
+dist: $(installed)-test
+	$(bin)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist bazel-*

@@ -1,0 +1,50 @@
+// What the CPU handlers share: errors written for the user, and work spread over XLA's thread pool.
+#ifndef GEAR_JAX_FFI_CPU_H_
+#define GEAR_JAX_FFI_CPU_H_
+
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "ffi/parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace gear_jax {
+
+// "<op>: <what>: got <got>, wanted <wanted>. <fix>", the same shape as in Python.
+template <typename Got, typename Wanted>
+xla::ffi::Error InvalidArgument(const std::string& what, const Got& got, const Wanted& wanted, const std::string& fix) {
+  std::ostringstream text;
+  text << what << ": got " << got << ", wanted " << wanted << ". " << fix;
+  return xla::ffi::Error(xla::ffi::ErrorCode::kInvalidArgument, text.str());
+}
+
+inline xla::ffi::Future Failed(const xla::ffi::Error& error) {
+  xla::ffi::Promise promise;
+  promise.SetError(error);
+  return xla::ffi::Future(promise);
+}
+
+// Runs the work on the pool's threads and on this one. This thread never waits for another: the pool may have a single
+// thread, and that may be this one.
+inline xla::ffi::Future Spread(xla::ffi::ThreadPool& pool, std::shared_ptr<Work> work, int64_t bytes) {
+  const int64_t tasks = work->size();
+  const int64_t helpers = bytes < kInlineBytes ? 0 : std::min(pool.num_threads(), tasks) - 1;
+  xla::ffi::CountDownPromise done(std::max<int64_t>(helpers, 0) + 1);
+  xla::ffi::Future future(done);
+  for (int64_t i = 0; i < helpers; ++i) {
+    pool.Schedule([work, done]() mutable {
+      work->Drain();
+      done.CountDown();
+    });
+  }
+  work->Drain();
+  done.CountDown();
+  return future;
+}
+
+}  // namespace gear_jax
+
+#endif  // GEAR_JAX_FFI_CPU_H_

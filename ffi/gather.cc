@@ -1,0 +1,114 @@
+#include "ffi/gather.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gear_jax {
+namespace {
+
+// Writes a repeated element over [begin, end); both are multiples of the element's width, counted from a whole element.
+void FillPad(const GatherColumn& column, uint8_t* begin, int64_t bytes) {
+  const auto& value = column.pad_value;
+  const int64_t width = column.value_bytes;
+  const bool uniform = std::all_of(value.begin(), value.begin() + width, [&](uint8_t b) { return b == value[0]; });
+  if (uniform) {
+    std::memset(begin, value[0], bytes);
+    return;
+  }
+  for (int64_t i = 0; i < bytes; i += width) std::memcpy(begin + i, value.data(), width);
+}
+
+}  // namespace
+
+Visible See(const Window& window, int64_t anchor, int64_t length, int64_t steps) {
+  length = std::clamp<int64_t>(length, 0, steps);
+  const int64_t first = window.offset + (window.anchored ? anchor : 0);  // step of element 0
+  const int64_t begin = std::clamp<int64_t>(first, 0, length);
+  const int64_t end = std::clamp<int64_t>(first + window.length, 0, length);
+  Visible seen;
+  seen.count = end - begin;
+  seen.step = begin;
+  if (seen.count > 0) {
+    switch (window.pad) {
+      case Pad::kAround: seen.element = begin - first; break;
+      case Pad::kHead: seen.element = window.length - seen.count; break;
+      case Pad::kTail: seen.element = 0; break;
+    }
+  }
+  return seen;
+}
+
+Visible Gather::RowVisible(const Window& window, int64_t row) const {
+  if (slot[row] < 0 || slot[row] >= slots) return Visible{};
+  return See(window, anchor[row], length[row], steps);
+}
+
+int64_t Gather::FirstBadRow() const {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (slot[row] < 0 || slot[row] >= slots) return row;
+  }
+  return -1;
+}
+
+int64_t Gather::Prepare(int64_t threads) {
+  int64_t total = 0;
+  for (const GatherColumn& c : columns) total += rows * c.window.length * c.step_bytes;
+  const int64_t task_bytes = TaskBytes(total, threads);
+  pieces_.clear();
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const int64_t bytes = rows * columns[i].window.length * columns[i].step_bytes;
+    if (bytes >= (4 << 20)) AdviseHugePages(columns[i].out, bytes);
+    for (int64_t begin = 0; begin < bytes; begin += task_bytes) {
+      pieces_.push_back({static_cast<int64_t>(i), begin, std::min(bytes, begin + task_bytes)});
+    }
+  }
+  return total;
+}
+
+int64_t Gather::size() const { return static_cast<int64_t>(pieces_.size()) + 1; }
+
+void Gather::Run(int64_t task) {
+  if (task == static_cast<int64_t>(pieces_.size())) {
+    FillMasks();
+    return;
+  }
+  const Piece& piece = pieces_[task];
+  const GatherColumn& column = columns[piece.column];
+  const int64_t row_bytes = column.window.length * column.step_bytes;
+  for (int64_t at = piece.begin; at < piece.end;) {
+    const int64_t row = at / row_bytes;
+    const int64_t end = std::min(piece.end, (row + 1) * row_bytes);
+    FillRow(column, row, at - row * row_bytes, end - row * row_bytes);
+    at = end;
+  }
+}
+
+// Writes bytes [begin, end) of one row of a column's output.
+void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int64_t end) const {
+  const int64_t step_bytes = column.step_bytes;
+  const Visible seen = RowVisible(column.window, row);
+  uint8_t* out = column.out + row * column.window.length * step_bytes;
+  const int64_t data_begin = std::clamp(seen.element * step_bytes, begin, end);
+  const int64_t data_end = std::clamp((seen.element + seen.count) * step_bytes, data_begin, end);
+  if (data_begin > begin) FillPad(column, out + begin, data_begin - begin);
+  if (data_end > data_begin) {
+    const uint8_t* from = column.table + (static_cast<int64_t>(slot[row]) * steps + seen.step) * step_bytes;
+    std::memcpy(out + data_begin, from + (data_begin - seen.element * step_bytes), data_end - data_begin);
+  }
+  if (end > data_end) FillPad(column, out + data_end, end - data_end);
+}
+
+void Gather::FillMasks() const {
+  for (const GatherMask& mask : masks) {
+    const int64_t width = mask.window.length;
+    for (int64_t row = 0; row < rows; ++row) {
+      const Visible seen = RowVisible(mask.window, row);
+      uint8_t* out = mask.out + row * width;
+      std::memset(out, 0, seen.element);
+      std::memset(out + seen.element, 1, seen.count);
+      std::memset(out + seen.element + seen.count, 0, width - seen.element - seen.count);
+    }
+  }
+}
+
+}  // namespace gear_jax

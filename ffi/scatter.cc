@@ -1,0 +1,62 @@
+#include "ffi/scatter.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gear_jax {
+namespace {
+
+constexpr int64_t kPieceBytes = 1 << 20;  // a long row is copied by several threads
+
+}  // namespace
+
+int64_t Scatter::FirstBadRow() const {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (slot[row] == -1 || length[row] == 0) continue;
+    const bool inside = slot[row] >= 0 && slot[row] < slots && start[row] >= 0 && length[row] >= 0 &&
+                        static_cast<int64_t>(start[row]) + length[row] <= steps;
+    if (!inside) return row;
+  }
+  return -1;
+}
+
+int64_t Scatter::Prepare(int64_t threads) {
+  copies_.clear();
+  int64_t total = 0;
+  for (const ScatterColumn& column : columns) {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (slot[row] < 0 || slot[row] >= slots) continue;
+      const int64_t wanted = std::min<int64_t>(length[row], column.value_steps);
+      const int64_t begin = std::clamp<int64_t>(start[row], 0, steps);
+      const int64_t end = std::clamp<int64_t>(static_cast<int64_t>(start[row]) + wanted, begin, steps);
+      const int64_t bytes = (end - begin) * column.step_bytes;
+      if (bytes == 0) continue;
+      uint8_t* to = column.table + (slot[row] * steps + begin) * column.step_bytes;
+      const uint8_t* from = column.values + (row * column.value_steps + begin - start[row]) * column.step_bytes;
+      for (int64_t at = 0; at < bytes; at += kPieceBytes) {
+        copies_.push_back({to + at, from + at, std::min(kPieceBytes, bytes - at)});
+      }
+      total += bytes;
+    }
+  }
+  const int64_t task_bytes = TaskBytes(total, threads);
+  pieces_.clear();
+  int64_t first = 0, bytes = 0;
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    bytes += copies_[i].bytes;
+    if (bytes >= task_bytes || i + 1 == copies_.size()) {
+      pieces_.emplace_back(first, static_cast<int64_t>(i) + 1);
+      first = static_cast<int64_t>(i) + 1;
+      bytes = 0;
+    }
+  }
+  return total;
+}
+
+void Scatter::Run(int64_t task) {
+  for (int64_t i = pieces_[task].first; i < pieces_[task].second; ++i) {
+    std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes);
+  }
+}
+
+}  // namespace gear_jax

@@ -1,0 +1,54 @@
+// scatter: steps written into rows of column tables, in place. The core, without XLA.
+#ifndef GEAR_JAX_FFI_SCATTER_H_
+#define GEAR_JAX_FFI_SCATTER_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ffi/parallel.h"
+
+namespace gear_jax {
+
+struct ScatterColumn {
+  uint8_t* table = nullptr;         // [slots, steps, step_bytes]
+  const uint8_t* values = nullptr;  // [rows, value_steps, step_bytes]
+  int64_t step_bytes = 0;
+  int64_t value_steps = 0;  // T'
+};
+
+// Row a writes its first length[a] steps to steps [start[a], start[a] + length[a]) of slot[a]. Rows with a slot outside
+// [0, slots) are skipped; what would fall outside [0, steps) or beyond value_steps is cut off. Rows must not overlap:
+// which of two overlapping rows is seen is not defined.
+class Scatter : public Work {
+ public:
+  int64_t rows = 0;   // A
+  int64_t slots = 0;  // C
+  int64_t steps = 0;  // T
+  const int32_t* slot = nullptr;    // [rows]
+  const int32_t* start = nullptr;   // [rows]
+  const int32_t* length = nullptr;  // [rows]
+  std::vector<ScatterColumn> columns;
+
+  // Fixes the split into tasks; call once, after the fields are set. Returns the bytes that will be written.
+  int64_t Prepare(int64_t threads);
+
+  // The first row that would write outside the table (a slot of -1 means "skip" and is none), or -1.
+  int64_t FirstBadRow() const;
+
+  int64_t size() const override { return static_cast<int64_t>(pieces_.size()); }
+  void Run(int64_t task) override;
+
+ private:
+  struct Piece {
+    uint8_t* to;
+    const uint8_t* from;
+    int64_t bytes;
+  };
+  std::vector<Piece> copies_;
+  std::vector<std::pair<int64_t, int64_t>> pieces_;  // ranges of copies_
+};
+
+}  // namespace gear_jax
+
+#endif  // GEAR_JAX_FFI_SCATTER_H_

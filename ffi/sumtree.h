@@ -1,0 +1,76 @@
+// sumtree: a tree of sums over the masses of slots, for drawing in proportion to mass. The core, without XLA.
+//
+// Layout. A partition has S leaves (its masses). Level 1 has a node for every 16 leaves, level k + 1 one for every 16
+// nodes of level k, up to a level of one node, the root. All levels of a partition lie in one row of M floats, level 1
+// first, each level padded with zeros to a multiple of 16.
+//
+// Rounding. A node is the float32 sum of its 16 children in one fixed order (halves added elementwise: 8, 4, 2, 1). It
+// is always formed anew from its children, never by adding a difference: there is no drift, and equal leaves give equal
+// sums whatever the history, the thread count or the device count. Draws run in float64 on 53 random bits; where
+// rounding leaves a draw beyond the last child, the last child with mass takes it. A leaf without mass is never drawn.
+#ifndef GEAR_JAX_FFI_SUMTREE_H_
+#define GEAR_JAX_FFI_SUMTREE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "ffi/parallel.h"
+
+namespace gear_jax {
+
+inline constexpr int64_t kFanout = 16;
+
+struct SumTreeLayout {
+  explicit SumTreeLayout(int64_t leaves);
+
+  int64_t leaves;               // S
+  int64_t width = 0;            // M
+  std::vector<int64_t> nodes;   // of each level, level 1 first
+  std::vector<int64_t> offset;  // of each level in the row
+  int64_t root() const { return offset.back(); }
+};
+
+// Sets leaves in order (of several writes to a leaf the last stays) and forms the sums above them anew. O(K log S).
+struct SumTreeUpdate {
+  int64_t partitions = 0;  // P
+  float* priority = nullptr;  // [P, S]
+  float* mass = nullptr;      // [P, S]
+  float* sums = nullptr;      // [P, M]
+
+  // A slot outside [0, P * S) is skipped.
+  void Run(const SumTreeLayout& layout, int64_t count, const int32_t* slot, const float* new_priority,
+           const float* new_mass) const;
+};
+
+// Draws slots, each with probability mass / total. Work over chunks of draws.
+class SumTreeSample : public Work {
+ public:
+  SumTreeSample(int64_t leaves) : layout(leaves) {}
+
+  SumTreeLayout layout;
+  int64_t all_partitions = 0;    // of the table
+  int64_t first = 0;             // the first partition that is held here
+  int64_t partitions = 0;        // P, held here
+  const float* roots = nullptr;  // [all_partitions]
+  const float* mass = nullptr;   // [P, S]
+  const float* sums = nullptr;   // [P, M]
+  int64_t draws = 0;             // B
+  const uint32_t* bits = nullptr;  // [B, 2]
+  int32_t* slot = nullptr;         // [B], of the whole table; -1 where nothing has mass or the slot is not held here
+  float* drawn = nullptr;          // [B], the slot's mass; 0 where slot is -1
+
+  // Fixes the prefix sums of the roots; call once, after the fields are set. Returns the total mass.
+  float Prepare();
+
+  int64_t size() const override { return (draws + kChunk - 1) / kChunk; }
+  void Run(int64_t task) override;
+
+ private:
+  static constexpr int64_t kChunk = 1024;
+  std::vector<double> prefix_;  // [all_partitions + 1]
+  int64_t last_ = -1;           // the last partition with mass
+};
+
+}  // namespace gear_jax
+
+#endif  // GEAR_JAX_FFI_SUMTREE_H_

@@ -1,0 +1,37 @@
+"""The only loader of the shared libraries. No jax in here."""
+
+import functools
+import importlib
+
+# platform name of jax.ffi -> extension module
+_MODULES = {"cpu": "_gear_cpu", "CUDA": "_gear_cuda"}
+
+
+@functools.cache
+def load(platform: str):
+    """The extension module of a platform ("cpu" or "CUDA"), or None where this build has none.
+
+    Raises:
+      ImportError: if the library of the CPU is missing or any library is there but does not load.
+    """
+    name = f"gear_jax.{_MODULES[platform]}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name != name:
+            raise
+        if platform == "cpu":
+            raise ImportError(
+                "gear_jax._gear_cpu: the compiled library is missing from this installation. Run `pip install .` in the "
+                "project's root (it needs a C++17 compiler)."
+            ) from e
+        return None
+
+
+def registrations():
+    """Yields (platform, target name, capsule) of every FFI handler that this build holds; C++ owns the table."""
+    for platform in _MODULES:
+        module = load(platform)
+        if module is not None:
+            for name, capsule in module.registrations().items():
+                yield platform, name, capsule

@@ -1,0 +1,13 @@
+"""The jittable primitives. They take arrays and integers only: no specs, no mesh.
+
+Each runs from one target name on every platform, has an independent reference in `gear_jax.ops._reference`, and states
+what it does under vmap.
+"""
+
+from gear_jax.ops._gather import gather
+from gear_jax.ops._registry import new_ticket
+from gear_jax.ops._scatter import scatter
+from gear_jax.ops._sumtree import sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
+from gear_jax.ops._zeros import zeros
+
+__all__ = ["gather", "new_ticket", "scatter", "sumtree_roots", "sumtree_sample", "sumtree_update", "sumtree_width", "zeros"]

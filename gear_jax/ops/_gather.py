@@ -1,0 +1,252 @@
+"""`gather`: windows of trajectories out of column tables."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from gear_jax import _env
+from gear_jax._errors import type_error, value_error
+from gear_jax.ops import _registry
+
+# The numbers are part of the C++ side (ffi/gather.h).
+PAD_NUMBERS = {"around": 0, "head": 1, "tail": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static side of a call; one entry a column."""
+
+    slots: int
+    steps: int
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    anchored: tuple[bool, ...]
+    pads: tuple[int, ...]
+    pad_values: tuple[bytes, ...]
+    masks: tuple[int, ...]  # the columns that the masks are made for: one of each kind of window
+    mask_of: tuple[int, ...]  # column -> mask
+    checks: bool
+
+
+def gather(
+    columns: Any,
+    slots: jax.Array,
+    starts: jax.Array,
+    lengths: jax.Array,
+    windows: Any = None,
+    *,
+    ticket: jax.Array | None = None,
+    after: Any = (),
+    out: Any = None,
+) -> tuple[Any, Any, jax.Array]:
+    """Reads windows of rows of column tables, with padding and masks, in one call.
+
+    Element w of a window is step `start + offset + w` of its row; steps outside [0, length) are padding.
+
+    Args:
+      columns: pytree of arrays `[P, S, T, *shape]` of any dtypes of whole bytes.
+      slots: `int32[B]`, partition * S + slot in partition. A slot outside [0, P * S) gives a row of padding (an error
+        with `GEAR_JAX_CHECKS=1`).
+      starts: `int32[B]`, the step each row's windows are anchored at; any value.
+      lengths: `int32[B]`, the steps each row holds; clipped to [0, T].
+      windows: a tree like `columns` of `gear_jax.Window` or None, or one for all columns. None: all T steps.
+      ticket: `int32[1]` of an earlier read, which this one then follows; None for a new one.
+      after: pytree of arrays that must be there first; they are only waited for. An array that a later in-place write
+        replaces, and that was read by something else than this call, belongs here (the reads' results, that is).
+      out: None, or a pair (data, mask) of an earlier call with the same shapes, whose memory the results then take.
+        They are consumed; donate them at the jit boundary, or XLA copies them first. Without effect under vmap.
+
+    Returns:
+      (data, mask, ticket): trees like `columns` with leaves `[B, W, *shape]` and `bool[B, W]`, and a ticket `int32[1]`
+      that a write of the same columns (`gear_jax.ops.scatter`) takes, so that XLA need not copy a column to keep this
+      read's values (columns with the same window share one mask array).
+
+    Raises:
+      TypeError, ValueError: at trace time, for shapes, dtypes and windows that do not fit.
+
+    Transformations: jit, scan, cond, shard_map and pmap as usual. Under vmap with unbatched columns the batch becomes
+    rows; with batched columns the tables become partitions; a column is never broadcast. Not differentiable.
+    """
+    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, columns))
+    p, s, t = _registry.table_shape(leaves)
+    slots = _registry.ids("slots", slots)
+    starts = _registry.ids("starts", starts, slots.shape)
+    lengths = _registry.ids("lengths", lengths, slots.shape)
+    plan = _plan(leaves, tree, windows, p * s, t)
+    ticket = _registry.new_ticket() if ticket is None else ticket
+    outs = () if out is None else _recycled(out, leaves, tree, slots.shape[0], plan)
+    data, masks, ticket = _call(plan)(slots, starts, lengths, ticket, leaves, jax.tree.leaves(after), list(outs))
+    mask = [masks[m] for m in plan.mask_of]
+    return tree.unflatten(data), tree.unflatten(mask), ticket
+
+
+def broadcast_windows(tree, windows) -> list[Any]:
+    """One window (or None) for each leaf of `tree`. A window stands for all columns below it.
+
+    Raises:
+      ValueError: if the trees do not match.
+    """
+    if windows is None or hasattr(windows, "pad_value"):
+        return [windows] * tree.num_leaves
+    is_leaf = lambda x: x is None or hasattr(x, "pad_value")  # noqa: E731
+    try:
+        spread = jax.tree.map(
+            lambda w, sub: jax.tree.map(lambda _: _Box(w), sub),
+            windows,
+            tree.unflatten(range(tree.num_leaves)),
+            is_leaf=is_leaf,
+        )
+    except (ValueError, TypeError) as e:
+        raise value_error(
+            "windows",
+            got=jax.tree.structure(windows, is_leaf=is_leaf),
+            wanted=f"a tree like the columns, {tree}",
+            fix="Give a Window (or None for the whole trajectory) for every column.",
+        ) from e
+    boxes = jax.tree.leaves(spread)
+    for box in boxes:
+        if box.value is not None and not hasattr(box.value, "pad_value"):
+            raise type_error("windows", got=repr(box.value), wanted="a Window or None", fix="Pass gear_jax.Window(...).")
+    return [b.value for b in boxes]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Box:
+    value: Any
+
+
+def _plan(leaves, tree, windows, slots: int, steps: int) -> Plan:
+    offsets, lengths, anchored, pads, values = [], [], [], [], []
+    for leaf, window in zip(leaves, broadcast_windows(tree, windows), strict=True):
+        whole = window is None or window.length is None
+        offsets.append(0 if whole else window.offset)
+        lengths.append(steps if whole else window.length)
+        anchored.append(not whole)
+        pads.append(PAD_NUMBERS["around" if window is None else window.pad])
+        values.append(_pad_bytes(0 if window is None else window.pad_value, leaf.dtype))
+    kinds = list(zip(offsets, lengths, anchored, pads, strict=True))
+    masks = [kinds.index(k) for k in dict.fromkeys(kinds)]
+    mask_of = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
+    return Plan(
+        slots, steps, tuple(offsets), tuple(lengths), tuple(anchored), tuple(pads), tuple(values), tuple(masks), mask_of,
+        _env.checks(),
+    )  # fmt: skip
+
+
+def _pad_bytes(value, dtype) -> bytes:
+    dtype = np.dtype(dtype)
+    if dtype.itemsize > 16 or dtype.kind == "O":
+        raise type_error("columns", got=f"dtype {dtype}", wanted="a dtype of at most 16 bytes", fix="Cast it.")
+    try:
+        with np.errstate(all="raise"):
+            cell = np.asarray(value).astype(dtype)
+        if cell.ndim or (dtype.kind in "iub" and cell != np.asarray(value)):
+            raise ValueError
+    except (ValueError, TypeError, FloatingPointError, OverflowError):
+        raise value_error(
+            "Window.pad_value", got=repr(value), wanted=f"a scalar of {dtype}", fix="Give a value that the column can hold."
+        ) from None
+    return cell.tobytes().ljust(16, b"\0")
+
+
+def _recycled(out, leaves, tree, rows: int, plan: Plan):
+    """The arrays of an earlier result, checked: data, then one of each mask."""
+    try:
+        data, mask = out
+        data, mask = tree.flatten_up_to(data), tree.flatten_up_to(mask)
+    except (ValueError, TypeError) as e:
+        raise value_error("out", got="another tree", wanted=f"(data, mask) like {tree}", fix="Pass an earlier result.") from e
+    wanted = [((rows, w, *c.shape[3:]), c.dtype) for c, w in zip(leaves, plan.lengths, strict=True)]
+    wanted += [((rows, plan.lengths[m]), np.dtype(bool)) for m in plan.masks]
+    arrays = data + [mask[m] for m in plan.masks]
+    for a, (shape, dtype) in zip(arrays, wanted, strict=True):
+        if a.shape != shape or a.dtype != dtype:
+            raise value_error(
+                "out", got=f"{a.dtype}{list(a.shape)}", wanted=f"{dtype}{list(shape)}",
+                fix="Pass the result of a call with the same batch size and windows, or leave it out.",
+            )  # fmt: skip
+    return arrays
+
+
+def _call(plan: Plan):
+    """The call for one plan, with its vmap rule."""
+
+    @custom_vmap
+    def rows(slots, starts, lengths, ticket, columns, after, out):
+        return _ffi(plan, slots, starts, lengths, ticket, columns, after, out)
+
+    @rows.def_vmap
+    def _rule(size, batched, slots, starts, lengths, ticket, columns, after, out):
+        del out  # the rows of all elements need memory of another shape
+        ids_in = _registry.batch_all(size, (slots, starts, lengths), batched[:3])
+        n = ids_in[0].shape[1]
+        flat = [x.reshape(size * n) for x in ids_in]
+        # One of the tickets carries on; the rest are waited for.
+        first = ticket[0] if batched[3] else ticket
+        kinds = batched[4]
+        data: list[Any] = [None] * len(columns)
+        masks: list[Any] = [None] * len(plan.masks)
+        for kind in sorted(set(kinds)):
+            index = [i for i, k in enumerate(kinds) if k == kind]
+            sub = _sub_plan(plan, index)
+            cols = [columns[i] for i in index]
+            slots_now = flat[0]
+            if kind:  # tables become partitions: slot c of table v is slot v * C + c
+                inside = (ids_in[0] >= 0) & (ids_in[0] < plan.slots)
+                shift = jnp.arange(size, dtype=jnp.int32)[:, None] * np.int32(plan.slots)
+                slots_now = jnp.where(inside, ids_in[0] + shift, -1).reshape(size * n)
+                cols = [c.reshape(size * c.shape[1], *c.shape[2:]) for c in cols]
+                sub = dataclasses.replace(sub, slots=size * plan.slots)
+            got, got_masks, first = _call(sub)(slots_now, flat[1], flat[2], first, cols, [ticket, *after], [])
+            for i, x in zip(index, got, strict=True):
+                data[i] = x.reshape(size, n, *x.shape[1:])
+            for i, m in zip(index, sub.mask_of, strict=True):
+                masks[plan.mask_of[i]] = got_masks[m].reshape(size, n, got_masks[m].shape[1])
+        result = data, masks, jnp.broadcast_to(first, (size, 1))
+        return result, jax.tree.map(lambda _: True, result)
+
+    return rows
+
+
+def _sub_plan(plan: Plan, index: list[int]) -> Plan:
+    pick = lambda values: tuple(values[i] for i in index)  # noqa: E731
+    kinds = pick(plan.mask_of)
+    order = list(dict.fromkeys(kinds))
+    return dataclasses.replace(
+        plan,
+        offsets=pick(plan.offsets), lengths=pick(plan.lengths), anchored=pick(plan.anchored), pads=pick(plan.pads),
+        pad_values=pick(plan.pad_values),
+        masks=tuple(kinds.index(k) for k in order),
+        mask_of=tuple(order.index(k) for k in kinds),
+    )  # fmt: skip
+
+
+def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
+    n = slots.shape[0]
+    results = [
+        jax.ShapeDtypeStruct((n, w, *c.shape[3:]), c.dtype) for c, w in zip(columns, plan.lengths, strict=True)
+    ]
+    results += [jax.ShapeDtypeStruct((n, plan.lengths[m]), jnp.bool_) for m in plan.masks]
+    results += [jax.ShapeDtypeStruct((1,), jnp.int32)]
+    first_out = 4 + len(columns) + len(after)
+    got = _registry.call(
+        "gear_gather",
+        results,
+        [slots, starts, lengths, ticket, *columns, *after, *out],
+        aliases={first_out + i: i for i in range(len(out))},
+        slots=np.int64(plan.slots),
+        steps=np.int64(plan.steps),
+        offsets=np.asarray(plan.offsets, np.int64),
+        lengths=np.asarray(plan.lengths, np.int64),
+        anchored=np.asarray(plan.anchored, np.int64),
+        pads=np.asarray(plan.pads, np.int64),
+        pad_values=np.frombuffer(b"".join(plan.pad_values), np.int64),
+        masks=np.asarray(plan.masks, np.int64),
+        checks=plan.checks,
+    )
+    k = len(columns)
+    return got[:k], got[k:-1], got[-1]

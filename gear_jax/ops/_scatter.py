@@ -1,0 +1,123 @@
+"""`scatter`: steps written into rows of column tables, in place."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from gear_jax import _env
+from gear_jax._errors import type_error, value_error
+from gear_jax.ops import _registry
+
+
+def scatter(
+    columns: Any,
+    slots: jax.Array,
+    values: Any,
+    lengths: jax.Array | None = None,
+    starts: jax.Array | None = None,
+    *,
+    ticket: jax.Array | None = None,
+) -> Any:
+    """Writes rows of steps into column tables, in place, in one call.
+
+    Row a writes its first `lengths[a]` steps to steps `[starts[a], starts[a] + lengths[a])` of slot `slots[a]`. It costs
+    the bytes written, not the table's size, where the columns are donated.
+
+    Args:
+      columns: pytree of arrays `[P, S, T, *shape]`. The results take their memory: donate them at the jit boundary (or
+        carry them through scan), or XLA copies them first.
+      slots: `int32[A]`, partition * S + slot in partition. A slot outside [0, P * S) is skipped (with
+        `GEAR_JAX_CHECKS=1` only -1 may be; any other is an error).
+      values: a tree like `columns` with leaves `[A, T', *shape]` of the columns' dtypes, T' <= T.
+      lengths: `int32[A]`; None: T'. What reaches beyond T' or T is cut off.
+      starts: `int32[A]`; None: 0.
+      ticket: `int32[1]` of the last read of these columns. Without it XLA copies a whole column to keep the values of
+        a read in the same program (design: reads return a ticket, writes take it).
+
+    Returns:
+      The columns after the write. Rows that overlap leave either of their values.
+
+    Raises:
+      TypeError, ValueError: at trace time, for shapes and dtypes that do not fit.
+
+    Transformations: jit, scan, cond, shard_map and pmap as usual. Under vmap the columns must be batched too (tables
+    become partitions); values batched over one shared table raise a ValueError. Not differentiable.
+    """
+    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, columns))
+    p, s, t = _registry.table_shape(leaves)
+    try:
+        rows = [jnp.asarray(v) for v in tree.flatten_up_to(values)]
+    except (ValueError, TypeError) as e:
+        raise value_error(
+            "values", got=jax.tree.structure(values), wanted=f"a tree like the columns, {tree}", fix="Give every column."
+        ) from e
+    slots = _registry.ids("slots", slots)
+    value_steps = _check(leaves, rows, slots.shape[0], t)
+    starts = jnp.zeros_like(slots) if starts is None else _registry.ids("starts", starts, slots.shape)
+    if lengths is None:
+        lengths = jnp.full_like(slots, value_steps)
+    lengths = _registry.ids("lengths", lengths, slots.shape)
+    ticket = _registry.new_ticket() if ticket is None else ticket
+    return tree.unflatten(_call(p * s, t, _env.checks())(slots, starts, lengths, ticket, leaves, rows))
+
+
+def _check(columns, values, rows: int, steps: int) -> int:
+    value_steps = values[0].shape[1] if values[0].ndim > 1 else 0
+    for i, (c, v) in enumerate(zip(columns, values, strict=True)):
+        wanted = (rows, value_steps, *c.shape[3:])
+        if v.shape != wanted:
+            raise value_error(
+                f"values[{i}]", got=f"shape {v.shape}", wanted=f"[A, T', *shape] = {wanted}",
+                fix="Give every column the same rows and steps.",
+            )  # fmt: skip
+        if v.dtype != c.dtype:
+            raise type_error(
+                f"values[{i}]", got=f"dtype {v.dtype}", wanted=f"{c.dtype}", fix=f"Pass it .astype({c.dtype})."
+            )
+    if value_steps > steps:
+        raise value_error("values", got=f"T' = {value_steps} steps", wanted=f"at most T = {steps}", fix="Cut the rows.")
+    return value_steps
+
+
+def _call(slots_in_table: int, steps: int, checks: bool):
+    """The call for one table, with its vmap rule."""
+
+    @custom_vmap
+    def rows(slots, starts, lengths, ticket, columns, values):
+        k = len(columns)
+        return _registry.call(
+            "gear_scatter",
+            [jax.typeof(c) for c in columns],
+            [slots, starts, lengths, ticket, *columns, *values],
+            aliases={4 + i: i for i in range(k)},
+            slots=np.int64(slots_in_table),
+            steps=np.int64(steps),
+            checks=checks,
+        )
+
+    @rows.def_vmap
+    def _rule(size, batched, slots, starts, lengths, ticket, columns, values):
+        if not all(batched[4]):
+            raise value_error(
+                "ops.scatter under vmap: columns",
+                got="a table that is not batched",
+                wanted="one table for each element of the batch",
+                fix="Batch the columns too, or write all rows in one call: scatter takes [A, T', *shape].",
+            )
+        ids = _registry.batch_all(size, (slots, starts, lengths), batched[:3])
+        n = ids[0].shape[1]
+        inside = (ids[0] >= 0) & (ids[0] < slots_in_table)
+        shift = jnp.arange(size, dtype=jnp.int32)[:, None] * np.int32(slots_in_table)
+        flat = [x.reshape(size * n) for x in (jnp.where(inside, ids[0] + shift, -1), *ids[1:])]
+        cols = [c.reshape(size * c.shape[1], *c.shape[2:]) for c in columns]
+        vals = [v.reshape(size * n, *v.shape[2:]) for v in _registry.batch_all(size, values, batched[5])]
+        # Every element's ticket must be there before the write.
+        ticket = ticket.reshape(-1)[:1] + jnp.minimum(ticket.max(), 0) if batched[3] else ticket
+        got = _call(size * slots_in_table, steps, checks)(*flat, ticket, cols, vals)
+        got = [g.reshape(c.shape) for g, c in zip(got, columns, strict=True)]
+        return got, [True] * len(got)
+
+    return rows

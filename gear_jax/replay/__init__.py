@@ -1,0 +1,18 @@
+"""The replay table: state, functional core, and `make_replay`."""
+
+from gear_jax.replay._footprint import Footprint, footprint
+from gear_jax.replay._in_place import assert_in_place
+from gear_jax.replay._make import Replay, make_replay
+from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
+
+__all__ = [
+    "Footprint",
+    "Handle",
+    "Replay",
+    "ReplayState",
+    "Sample",
+    "Streams",
+    "assert_in_place",
+    "footprint",
+    "make_replay",
+]

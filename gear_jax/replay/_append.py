@@ -1,0 +1,95 @@
+"""`append`: steps that arrive one at a time from N streams."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from gear_jax import ops
+from gear_jax._errors import type_error, value_error
+from gear_jax.ops._registry import ids
+from gear_jax.replay import _placement
+from gear_jax.replay._config import Config
+from gear_jax.replay._insert import fill, raise_max
+from gear_jax.replay._state import Counter, Handle, ReplayState, Streams, add64, count, join
+
+
+def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
+    """See `Replay.append`."""
+    if state.streams is None:
+        raise value_error(
+            "append", got="a replay without streams", wanted="streams=N", fix="Write make_replay(..., streams=N)."
+        )
+    stream = ids("stream", stream)
+    k = stream.shape[0]
+    values = config.flatten("step", step, "K")
+    for name, v in zip(config.names, values, strict=True):
+        if v.shape[0] != k:
+            raise value_error(f"step[{name!r}]", got=f"{v.shape[0]} rows", wanted=f"{k}, as in stream", fix="Match them.")
+    done = jnp.asarray(done)
+    if done.dtype != jnp.bool_:
+        raise type_error("done", got=f"dtype {done.dtype}", wanted="bool", fix="Pass done.astype(bool).")
+    if done.shape != (k,):
+        raise value_error("done", got=f"shape {done.shape}", wanted=f"{(k,)}", fix="Give one flag for each stream.")
+
+    known = (stream >= 0) & (stream < config.streams)
+    at = jnp.where(known, stream, 0)
+    state = _open(config, state, jnp.where(known, stream, config.streams), known & (state.streams.slot[at] < 0))
+    slot = jnp.where(known, state.streams.slot[at], -1)
+    position = state.streams.length[at]
+    rows = config.tree.unflatten([v[:, None] for v in values])
+    columns = ops.scatter(
+        state.columns, slot, rows, jnp.ones((k,), jnp.int32), jnp.where(slot >= 0, position, 0), ticket=state.ticket
+    )
+    length = position + 1
+    close = (slot >= 0) & (done | (length >= config.steps))
+    to = jnp.where(known, stream, config.streams)
+    streams = Streams(
+        state.streams.slot.at[to].set(jnp.where(close, -1, slot), mode="drop"),
+        state.streams.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
+    )
+    number = state.clock[1] + jnp.arange(k, dtype=jnp.uint32)
+    partition = jnp.maximum(slot, 0) // config.slots
+    priority = jnp.broadcast_to(jnp.max(state.max_priority), (k,))
+    state = state.replace(
+        columns=columns,
+        streams=streams,
+        clock=add64(state.clock, jnp.uint32(k)),
+        counters=count(state.counters, Counter.INSERTED, partition, close),
+        max_priority=raise_max(state.max_priority, partition, priority, close),
+    )
+    return fill(config, state, jnp.where(close, slot, -1), length, number, priority, reopened=True)
+
+
+def _open(config: Config, state: ReplayState, stream, needs) -> ReplayState:
+    """Gives a slot to each stream that needs one; what was in it is gone from here on."""
+    # The rule of placement with A = N and a = the stream's number: a stream keeps to its own partitions.
+    n, s = config.streams, config.slots
+    needs = jnp.zeros((n,), bool).at[stream].set(needs, mode="drop")
+    partition = _placement.choose_partitions(config, state, n)
+    slot, cursor = _placement.choose_slots(config, state, partition, needs)
+    capacity = config.partitions * s
+    opened = slot >= 0
+    at = jnp.maximum(slot, 0)
+    old = jnp.where(opened, state.length.reshape(-1)[at], 0)
+    to = jnp.where(opened, slot, capacity) + join(state.ticket, old)[0]
+    zeros = jnp.zeros((n,), jnp.float32)
+    priority, mass, sums = ops.sumtree_update(
+        state.priority, state.mass, state.sums, slot, zeros, zeros, ticket=state.ticket
+    )
+    streams = Streams(
+        jnp.where(opened, slot, state.streams.slot), jnp.where(opened, 0, state.streams.length)
+    )
+    # The generation rises at once: handles of what was there are stale before the slot is closed.
+    generation = state.generation.reshape(-1)
+    generation = generation.at[to].set(generation[at] + np.uint32(1), mode="drop").reshape(state.generation.shape)
+    return state.replace(
+        length=state.length.reshape(-1).at[to].set(0, mode="drop").reshape(state.length.shape),
+        generation=generation,
+        priority=priority,
+        mass=mass,
+        sums=sums,
+        cursor=cursor,
+        streams=streams,
+        counters=count(state.counters, Counter.EVICTED, partition, old > 0),
+    )

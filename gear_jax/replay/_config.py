@@ -1,0 +1,154 @@
+"""The static side of a replay table, checked once."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from gear_jax._errors import type_error, value_error
+from gear_jax.ops._gather import broadcast_windows
+from gear_jax.selectors import Fifo, Ranked, Selector, Uniform
+from gear_jax.specs import ColumnSpec, TableSpec, Window
+from gear_jax.windows import Anchor, make_anchor
+
+MEMORIES = ("device", "pinned_host")
+SELECTIONS = ("centralized", "decentralized")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of `make_replay`, resolved.
+
+    Attributes:
+      table: the spec as given.
+      tree: the structure of the columns.
+      names: a path for each column, for messages.
+      columns: a `ColumnSpec` for each column, dtypes canonical.
+      windows: a `Window` (or None) for each column.
+      anchor: the rule for the anchor.
+      selector, eviction: the policies.
+      partitions: P.
+      slots: S.
+      steps: T.
+      memory: memory kind of the columns.
+      streams: N.
+    """
+
+    table: TableSpec
+    tree: Any
+    names: tuple[str, ...]
+    columns: tuple[ColumnSpec, ...]
+    windows: tuple[Window | None, ...]
+    anchor: Anchor
+    selector: Selector
+    eviction: Ranked
+    partitions: int
+    slots: int
+    steps: int
+    memory: str | None
+    streams: int
+
+    @property
+    def window_tree(self):
+        return self.tree.unflatten(self.windows)
+
+    @functools.cached_property
+    def mask_kinds(self) -> tuple[int, ...]:
+        """For each column the number of its mask: columns with the same window share one."""
+        kinds = [(0, None, "around") if w is None else (w.offset, w.length, w.pad) for w in self.windows]
+        return tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
+
+    def flatten(self, what: str, tree: Any, lead: str) -> list[jax.Array]:
+        """The leaves of an argument that should look like the columns, with `lead` leading dimensions ("A, T'").
+
+        Raises:
+          ValueError: for a missing or unknown column, or a wrong shape. TypeError: for a wrong dtype.
+        """
+        paths, structure = jax.tree.flatten_with_path(tree)
+        if structure != self.tree:
+            got = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+            missing = sorted(set(self.names) - set(got))
+            unknown = sorted(set(got) - set(self.names))
+            detail = "; ".join(f"{k} {v}" for k, v in (("missing", missing), ("unknown", unknown)) if v)
+            raise value_error(
+                what, got=f"columns {got}" + (f" ({detail})" if detail else ""), wanted=f"{list(self.names)}",
+                fix="Give a tree like TableSpec.columns.",
+            )  # fmt: skip
+        leaves = []
+        n = lead.count(",") + 1 if lead else 0
+        for name, spec, (_, x) in zip(self.names, self.columns, paths, strict=True):
+            x = jax.numpy.asarray(x)
+            if x.ndim < n or x.shape[n:] != spec.shape:
+                wanted = f"[{lead}, {', '.join(map(str, spec.shape))}]" if spec.shape else f"[{lead}]"
+                raise value_error(f"{what}[{name!r}]", got=f"shape {x.shape}", wanted=wanted, fix="Reshape it.")
+            if x.dtype != spec.dtype:
+                raise type_error(
+                    f"{what}[{name!r}]", got=f"dtype {x.dtype}", wanted=str(spec.dtype), fix=f"Pass it .astype({str(spec.dtype)!r})."
+                )
+            leaves.append(x)
+        return leaves
+
+
+def make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, streams) -> Config:
+    """Checks the arguments of `make_replay` and fills in what they leave open."""
+    if not isinstance(table, TableSpec):
+        raise type_error("table", got=type(table).__name__, wanted="a TableSpec", fix="Write gear_jax.TableSpec(columns=...).")
+    names, columns, tree = _columns(table)
+    selector = Uniform() if selector is None else selector
+    _instance("selector", selector, Selector, "a selector", "gear_jax.selectors.Uniform()")
+    eviction = Fifo() if eviction is None else eviction
+    _instance("eviction", eviction, Ranked, "a selector with a rank", "gear_jax.selectors.Fifo()")
+    if memory is not None and memory not in MEMORIES:
+        raise value_error("memory", got=repr(memory), wanted=f"None or one of {MEMORIES}", fix="Leave it out.")
+    if selection not in SELECTIONS:
+        raise value_error("selection", got=repr(selection), wanted=f"one of {SELECTIONS}", fix="Leave it out.")
+    spread = tuple(broadcast_windows(tree, windows))
+    for name, w in zip(names, spread, strict=True):
+        if w is not None and not isinstance(w, Window):
+            raise type_error(f"windows[{name!r}]", got=type(w).__name__, wanted="a Window or None", fix="Write gear_jax.Window(...).")
+    partitions = _count("partitions", 1 if partitions is None else partitions, 1)
+    if table.capacity % partitions:
+        raise value_error(
+            "partitions", got=f"{partitions} for a capacity of {table.capacity}", wanted="a divisor of the capacity",
+            fix=f"Use capacity={-(-table.capacity // partitions) * partitions}.",
+        )  # fmt: skip
+    streams = _count("streams", streams, 0)
+    if -(-streams // partitions) >= table.capacity // partitions:
+        raise value_error(
+            "streams", got=f"{streams} streams on {table.capacity} slots in {partitions} partitions",
+            wanted="fewer streams than slots in each partition", fix="Raise TableSpec.capacity.",
+        )  # fmt: skip
+    return Config(
+        table, tree, names, columns, spread, make_anchor(anchor, spread, table.trajectory_length), selector, eviction,
+        partitions, table.capacity // partitions, table.trajectory_length, memory, streams,
+    )  # fmt: skip
+
+
+def _columns(table: TableSpec):
+    is_spec = lambda x: isinstance(x, ColumnSpec)  # noqa: E731
+    paths, tree = jax.tree.flatten_with_path(table.columns, is_leaf=is_spec)
+    names = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths)
+    fix = 'Write columns={"observation": gear_jax.ColumnSpec((11,), jnp.float32)}.'
+    if not paths:
+        raise value_error("TableSpec.columns", got="no column", wanted="at least one ColumnSpec", fix=fix)
+    columns = []
+    for name, (_, spec) in zip(names, paths, strict=True):
+        if not is_spec(spec):
+            raise type_error(f"TableSpec.columns[{name!r}]", got=repr(spec), wanted="a ColumnSpec", fix=fix)
+        columns.append(ColumnSpec(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype)))
+    return names, tuple(columns), tree
+
+
+def _instance(what, value, kind, wanted, fix):
+    if not isinstance(value, kind):
+        raise type_error(what, got=repr(value), wanted=wanted, fix=f"Pass {fix}.")
+
+
+def _count(what, value, low) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise type_error(what, got=repr(value), wanted="an integer", fix="Pass a Python int.")
+    if value < low:
+        raise value_error(what, got=value, wanted=f"at least {low}", fix="Pass a larger number.")
+    return int(value)

@@ -1,0 +1,172 @@
+"""What a replay table is made of. Everything is an array, so that jit, scan, flax and Orbax take it as it is."""
+
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from gear_jax import ops
+from gear_jax.replay._config import Config
+from gear_jax.selectors import Index
+
+
+class Counter(enum.IntEnum):
+    """Rows of `ReplayState.counters`."""
+
+    INSERTED = 0
+    EVICTED = 1
+    STALE_UPDATES = 2
+    REJECTED_PRIORITIES = 3
+    SAMPLED = 4
+
+
+@struct.dataclass
+class Handle:
+    """Names a trajectory for as long as it is there.
+
+    Attributes:
+      slot: `int32[B]`, partition * S + slot in partition; -1: none.
+      generation: `uint32[B]`, how often the slot has been filled; 0: none.
+    """
+
+    slot: jax.Array
+    generation: jax.Array
+
+
+@struct.dataclass
+class Sample:
+    """A batch.
+
+    Attributes:
+      data: the columns' pytree, leaves `[B, W, *shape]`.
+      mask: the same tree, `bool[B, W]`: which steps are steps of the trajectory, and not padding.
+      handles: `Handle`, for `update_priorities`.
+      anchor: `int32[B]`, the step the windows are placed at.
+      length: `int32[B]`, the trajectory's steps.
+      probability: `float32[B]`, of the trajectory (not of the step within it).
+      weight: `float32[B]`, importance weight over the largest of the batch.
+      valid: `bool[B]`; False only where nothing selectable was left. Such a row is padding throughout.
+    """
+
+    data: Any
+    mask: Any
+    handles: Handle
+    anchor: jax.Array
+    length: jax.Array
+    probability: jax.Array
+    weight: jax.Array
+    valid: jax.Array
+
+
+@struct.dataclass
+class Streams:
+    """The open slots of `append`.
+
+    Attributes:
+      slot: `int32[N]`, the slot that each stream writes to; -1: none open.
+      length: `int32[N]`, steps written to it.
+    """
+
+    slot: jax.Array
+    length: jax.Array
+
+
+@struct.dataclass
+class ReplayState:
+    """A replay table.
+
+    Attributes:
+      columns: the table's pytree, leaves `[P, S, T, *shape]`.
+      length: `int32[P, S]`, steps of each trajectory; 0: the slot is empty or still open.
+      generation: `uint32[P, S]`, how often each slot has been filled.
+      sequence: `uint32[P, S]`, the number of the row in each slot, mod 2**32.
+      priority: `float32[P, S]`, as given.
+      mass: `float32[P, S]`, the selector's leaves.
+      sums: `float32[P, M]`, the sum tree over them.
+      max_priority: `float32[P]`, the largest priority seen.
+      cursor: `int32[P]`, where FIFO eviction stands.
+      counters: `uint32[P, 5, 2]`, see `Counter`; (high, low) words.
+      clock: `uint32[2]`, rows offered so far; (high, low) words.
+      selector: the selector's own state.
+      streams: `Streams`, or None.
+      ticket: `int32[1]`, always 0: what orders reads of the table before later writes.
+    """
+
+    columns: Any
+    length: jax.Array
+    generation: jax.Array
+    sequence: jax.Array
+    priority: jax.Array
+    mass: jax.Array
+    sums: jax.Array
+    max_priority: jax.Array
+    cursor: jax.Array
+    counters: jax.Array
+    clock: jax.Array
+    selector: Any
+    streams: Streams | None
+    ticket: jax.Array
+
+
+def init(config: Config, key: jax.Array) -> ReplayState:
+    """An empty table. `key` feeds the selector's own state (the order of a `Permutation`)."""
+    p, s = config.partitions, config.slots
+    seed = jax.random.bits(key, (4,), jnp.uint32)
+    streams = None
+    if config.streams:
+        streams = Streams(jnp.full((config.streams,), -1, jnp.int32), jnp.zeros((config.streams,), jnp.int32))
+    return ReplayState(
+        columns=config.tree.unflatten([ops.zeros((p, s, config.steps, *c.shape), c.dtype) for c in config.columns]),
+        length=jnp.zeros((p, s), jnp.int32),
+        generation=jnp.zeros((p, s), jnp.uint32),
+        sequence=jnp.zeros((p, s), jnp.uint32),
+        priority=jnp.zeros((p, s), jnp.float32),
+        mass=jnp.zeros((p, s), jnp.float32),
+        sums=jnp.zeros((p, ops.sumtree_width(s)), jnp.float32),
+        max_priority=jnp.ones((p,), jnp.float32),
+        cursor=jnp.zeros((p,), jnp.int32),
+        counters=jnp.zeros((p, len(Counter), 2), jnp.uint32),
+        clock=jnp.zeros((2,), jnp.uint32),
+        selector=config.selector.init(seed),
+        streams=streams,
+        ticket=ops.new_ticket(),
+    )
+
+
+def index(state: ReplayState) -> Index:
+    """What selectors see of a state."""
+    return Index(state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1])
+
+
+def join(ticket: jax.Array, *reads: jax.Array) -> jax.Array:
+    """A ticket that follows reads: their results, `int32`, none of them negative.
+
+    The sum is the ticket itself, but XLA does not know that, and so keeps the order.
+    """
+    for r in reads:
+        ticket = ticket + jnp.minimum(jnp.max(r, initial=0), 0)
+    return ticket
+
+
+def count(counters: jax.Array, counter: Counter, partition: jax.Array, flags: jax.Array) -> jax.Array:
+    """Adds the number of set `flags` `bool[K]`, each in its `partition` `int32[K]`, to a 64-bit counter."""
+    if counters.shape[0] == 1:
+        add = jnp.sum(flags, dtype=jnp.uint32)[None]
+    else:
+        add = jnp.zeros((counters.shape[0],), jnp.uint32).at[partition].add(flags.astype(jnp.uint32), mode="drop")
+    return counters.at[:, counter].set(add64(counters[:, counter], add))
+
+
+def add64(words: jax.Array, add: jax.Array) -> jax.Array:
+    """`uint32[..., 2]` (high, low) plus `uint32[...]`."""
+    low = words[..., 1] + add
+    return jnp.stack([words[..., 0] + (low < add).astype(jnp.uint32), low], -1)
+
+
+def int64(words: np.ndarray) -> int:
+    """The sum of 64-bit counters `uint32[..., 2]` as a Python number."""
+    words = np.asarray(words).astype(object)
+    return int((words[..., 0] * 2**32 + words[..., 1]).sum())

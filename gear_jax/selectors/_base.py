@@ -1,0 +1,121 @@
+"""The selector interface: which trajectories a sample takes.
+
+A selector is a frozen dataclass of static settings; what it must remember is a pytree in the replay state. It sees an
+`Index`, never columns, and is pure JAX. Every class here is abstract or final.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gear_jax import ops
+
+NEVER = np.int32(-(2**31))
+"""The rank of a slot that may not be taken."""
+
+
+class Index(NamedTuple):
+    """What is known of every slot.
+
+    Attributes:
+      length: `int32[P, S]`, steps; 0 where nothing selectable is.
+      sequence: `uint32[P, S]`, the number of the row that the slot holds, counted over all rows ever offered, mod 2**32.
+      priority: `float32[P, S]`, as given; finite and not negative.
+      mass: `float32[P, S]`, from `Selector.mass`; 0 where the selector may not draw.
+      sums: `float32[P, M]`, the sum tree over `mass` (`gear_jax.ops.sumtree_update`).
+      clock: `uint32[]`, the number that the next row will get.
+    """
+
+    length: jax.Array
+    sequence: jax.Array
+    priority: jax.Array
+    mass: jax.Array
+    sums: jax.Array
+    clock: jax.Array
+
+
+class Selection(NamedTuple):
+    """What a selector drew.
+
+    Attributes:
+      slot: `int32[B]`, partition * S + slot in partition; -1 where there was nothing to draw.
+      probability: `float32[B]`, of the trajectory in each draw; 0 where slot is -1.
+      weight: `float32[B]`, importance weight, at most 1; 0 where slot is -1.
+    """
+
+    slot: jax.Array
+    probability: jax.Array
+    weight: jax.Array
+
+
+class Selector(abc.ABC):
+    """Draws trajectories.
+
+    Contract (`gear_jax.testing.check_selector` tests it):
+      - `select` is a pure function of (state, index, key); the same inputs give the same bits.
+      - It draws a slot only where `mass` is positive; it says -1 only where nothing (more) is to be had.
+      - `mass` depends on one slot alone, is finite and not negative, and is 0 where `selectable` is False.
+    """
+
+    def init(self, seed: jax.Array) -> Any:
+        """The state to begin with, a pytree of arrays; `seed` is `uint32[4]`, random."""
+        del seed
+        return ()
+
+    @abc.abstractmethod
+    def mass(self, priority: jax.Array, selectable: jax.Array) -> jax.Array:
+        """`float32[...]` in proportion to the chance of each slot; 0 means that it may not be drawn.
+
+        Args:
+          priority: `float32[...]`, finite and not negative.
+          selectable: `bool[...]`, whether the slot holds a trajectory that the anchor admits.
+        """
+
+    @abc.abstractmethod
+    def select(self, state: Any, index: Index, key: jax.Array, batch_size: int) -> tuple[Selection, Any]:
+        """Draws `batch_size` slots. Returns them and the next state."""
+
+
+class Ranked(Selector):
+    """Takes the slots of the highest rank, without chance. O(C log C) a sample. Also serves as an eviction policy.
+
+    Ties go to the lower slot. Asked for more than there is, it marks the surplus with slot -1.
+    """
+
+    def mass(self, priority, selectable):
+        del priority
+        return selectable.astype(jnp.float32)
+
+    @abc.abstractmethod
+    def rank(self, index: Index) -> jax.Array:
+        """`int32[P, S]`, above `NEVER`; the highest is taken first. What mass a slot has does not matter here."""
+
+    def select(self, state, index, key, batch_size):
+        del key
+        rank = jnp.where(index.mass > 0, self.rank(index), NEVER).reshape(-1)
+        top, slot = jax.lax.top_k(rank, min(batch_size, rank.shape[0]))
+        slot = jnp.where(top > NEVER, slot, -1).astype(jnp.int32)
+        slot = jnp.pad(slot, (0, batch_size - slot.shape[0]), constant_values=-1)
+        found = (slot >= 0).astype(jnp.float32)
+        return Selection(slot, found, found), state
+
+
+def age_rank(index: Index) -> jax.Array:
+    """Rows offered since each slot was filled, as an `int32` rank above `NEVER` (exact up to 2**32 - 2 rows)."""
+    age = index.clock - index.sequence
+    return jax.lax.bitcast_convert_type(jnp.maximum(age, 1) ^ np.uint32(1 << 31), jnp.int32)
+
+
+def priority_rank(index: Index) -> jax.Array:
+    """Priorities as an `int32` rank: floats that are not negative order like their bits."""
+    return jax.lax.bitcast_convert_type(index.priority, jnp.int32)
+
+
+def draw_by_mass(index: Index, key: jax.Array, batch_size: int):
+    """Independent draws with probability mass / total: (slot, probability)."""
+    bits = jax.random.bits(key, (batch_size, 2), jnp.uint32)
+    slot, drawn, total = ops.sumtree_sample(index.mass, index.sums, bits)
+    return slot, jnp.where(slot >= 0, drawn / total, 0.0)

@@ -1,0 +1,96 @@
+import dataclasses
+from typing import final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from gear_jax.selectors import _base
+
+_ROUNDS = 8
+
+
+@struct.dataclass
+class PermutationState:
+    """`seed` `uint32[4]`; `epoch` and `position` `uint32[]`: where the walk stands."""
+
+    seed: jax.Array
+    epoch: jax.Array
+    position: jax.Array
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Permutation(_base.Selector):
+    """Without replacement: every trajectory exactly once an epoch, in an order drawn anew for each epoch.
+
+    The order comes from the key given to `init` and from the epoch's number alone; the keys given to `sample` do not
+    matter. It is a keyed permutation of the slots' numbers (a Feistel network over the least power of two that holds C),
+    walked position by position; slots that may not be drawn are passed over. Nothing of size C is stored. A trajectory
+    that arrives during an epoch is met in it if the walk has not passed its slot. A batch goes on into the next epoch.
+
+    O(B * C / N) a sample, N being the number of trajectories. Source: Luby and Rackoff, "How to construct pseudorandom
+    permutations from pseudorandom functions" (SIAM J. Comput. 1988).
+    """
+
+    def init(self, seed):
+        return PermutationState(seed, jnp.uint32(0), jnp.uint32(0))
+
+    def mass(self, priority, selectable):
+        del priority
+        return selectable.astype(jnp.float32)
+
+    def select(self, state, index, key, batch_size):
+        del key
+        mass = index.mass.reshape(-1)
+        capacity = mass.shape[0]
+        bits = max(2, (capacity - 1).bit_length())
+        domain = 1 << bits
+        stride = min(domain, 1 << max(8, (2 * batch_size - 1).bit_length()))
+        drawable = jnp.any(mass > 0)
+
+        def walk(carry):
+            slots, got, epoch, position = carry
+            at = position + jnp.arange(stride, dtype=jnp.uint32)
+            slot = permute(at, bits, state.seed, epoch)
+            inside = (at < np.uint32(domain)) & (slot < np.uint32(capacity))
+            slot = jnp.where(inside, slot, np.uint32(0)).astype(jnp.int32)
+            hit = inside & (mass[slot] > 0)
+            number = got + jnp.cumsum(hit, dtype=jnp.int32) - 1
+            taken = hit & (number < batch_size)
+            slots = slots.at[jnp.where(taken, number, batch_size)].set(slot, mode="drop")
+            got = got + jnp.sum(taken, dtype=jnp.int32)
+            # Stand behind the last slot taken if the batch is full, else behind this stride.
+            last = jnp.max(jnp.where(taken, at, position)) + np.uint32(1)
+            position = jnp.where(got == batch_size, last, position + np.uint32(stride))
+            over = position >= np.uint32(domain)
+            return slots, got, epoch + over.astype(jnp.uint32), jnp.where(over, np.uint32(0), position)
+
+        start = (jnp.full((batch_size,), -1, jnp.int32), jnp.int32(0), state.epoch, state.position)
+        slots, _, epoch, position = jax.lax.while_loop(lambda c: drawable & (c[1] < batch_size), walk, start)
+        found = (slots >= 0).astype(jnp.float32)
+        probability = found / jnp.maximum(jnp.sum(mass), np.float32(1))
+        return _base.Selection(slots, probability, found), state.replace(epoch=epoch, position=position)
+
+
+def permute(x: jax.Array, bits: int, seed: jax.Array, epoch: jax.Array) -> jax.Array:
+    """A bijection of [0, 2**bits), `uint32[...]` -> `uint32[...]`, keyed by seed `uint32[4]` and epoch `uint32[]`."""
+    low_bits = bits // 2
+    low_mask, high_mask = np.uint32((1 << low_bits) - 1), np.uint32((1 << (bits - low_bits)) - 1)
+    low, high = x & low_mask, (x >> np.uint32(low_bits)) & high_mask
+    key = _mix(epoch ^ seed[0])
+    for i in range(_ROUNDS):
+        key = _mix(key + seed[i % 4] + np.uint32(0x9E3779B9))
+        if i % 2:
+            low = low ^ (_mix(high ^ key) & low_mask)
+        else:
+            high = high ^ (_mix(low ^ key) & high_mask)
+    return (high << np.uint32(low_bits)) | low
+
+
+def _mix(x):
+    """The finalizer of MurmurHash3: every bit of the input reaches every bit of the output."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))

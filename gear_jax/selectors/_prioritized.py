@@ -1,0 +1,56 @@
+import dataclasses
+import math
+from typing import final
+
+import jax.numpy as jnp
+import numpy as np
+
+from gear_jax._errors import value_error
+from gear_jax.selectors import _base
+
+# Largest mass of a slot: sums over 2**31 of them stay finite.
+_MAX_MASS = np.float32(2.0**96)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Prioritized(_base.Selector):
+    """Trajectories in proportion to priority ** alpha, with replacement. O(B log C) a sample and an update.
+
+    `weight` is (N * probability) ** -beta over the largest of the batch, N being the number of trajectories that can be
+    drawn. A priority of zero is never drawn. A mass above 2**96 counts as 2**96. Source: Schaul et al., "Prioritized
+    Experience Replay" (ICLR 2016), section 3.3 and 3.4; draws are independent, not stratified.
+
+    Attributes:
+      alpha: exponent of the priorities, >= 0; applied once, when a slot's mass is formed. Priorities stay as given.
+      beta: exponent of the importance weights, >= 0. To anneal it, form the weights from `Sample.probability`.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.4
+
+    def __post_init__(self):
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            try:
+                good = math.isfinite(value) and value >= 0
+            except TypeError:
+                good = False
+            if not good:
+                raise value_error(
+                    f"Prioritized.{name}", got=repr(value), wanted="a finite number >= 0", fix="Write Prioritized(0.6, 0.4)."
+                )
+
+    def mass(self, priority, selectable):
+        drawn = selectable & (priority > 0) & (priority < np.inf)
+        power = jnp.minimum(jnp.where(drawn, priority, 1.0) ** np.float32(self.alpha), _MAX_MASS)
+        return jnp.where(drawn, power, np.float32(0))
+
+    def select(self, state, index, key, batch_size):
+        slot, probability = _base.draw_by_mass(index, key, batch_size)
+        # N cancels out of the normalised weight.
+        drawn = slot >= 0
+        smallest = jnp.min(jnp.where(drawn, probability, np.float32(np.inf)), initial=np.float32(np.inf))
+        ratio = jnp.where(drawn, probability, 1.0) / jnp.where(smallest < np.inf, smallest, 1.0)
+        weight = jnp.where(drawn, ratio ** np.float32(-self.beta), np.float32(0))
+        return _base.Selection(slot, probability, weight), state

@@ -1,0 +1,58 @@
+"""Anchors: the step of a trajectory that a sample's windows are placed at."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gear_jax._errors import value_error
+from gear_jax.specs import ANCHORS, Window
+
+
+class Anchor(NamedTuple):
+    """A rule for the anchor, checked against the windows.
+
+    Attributes:
+      kind: "uniform" (any step), "full" (any step at which every window lies inside the trajectory), "start", "end".
+      low: the first step that the rule admits.
+      min_length: the fewest steps a trajectory must have to be drawn; the rule admits L - min_length + 1 steps if it
+        is "full".
+    """
+
+    kind: str
+    low: int
+    min_length: int
+
+
+def make_anchor(kind: str, windows: Sequence[Window | None], steps: int) -> Anchor:
+    """Checks a rule against the windows of a table of T = `steps`.
+
+    Raises:
+      ValueError: for an unknown rule, or if no trajectory of T steps could satisfy "full".
+    """
+    if kind not in ANCHORS:
+        raise value_error("anchor", got=repr(kind), wanted=f"one of {ANCHORS}", fix='Write anchor="uniform".')
+    if kind != "full":
+        return Anchor(kind, 0, 1)
+    placed = [w for w in windows if w is not None and w.length is not None]
+    low = max([0, *(-w.offset for w in placed)])
+    end = max([1, *(w.offset + w.length for w in placed)])
+    if low + end > steps:
+        raise value_error(
+            "windows",
+            got=f"windows that together reach over {low + end} steps, with anchor='full'",
+            wanted=f"at most trajectory_length = {steps}",
+            fix="Shorten them, or use anchor='uniform' with padding.",
+        )
+    return Anchor(kind, low, low + end)
+
+
+def draw_anchor(anchor: Anchor, key: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Draws the step t of each row: `int32[B]` from lengths `int32[B]`; 0 where no step is admitted."""
+    if anchor.kind == "start":
+        return jnp.zeros_like(lengths)
+    if anchor.kind == "end":
+        return jnp.maximum(lengths - 1, 0)
+    count = jnp.maximum(lengths - (anchor.min_length - 1), 1)
+    return anchor.low + jax.random.randint(key, lengths.shape, 0, count, jnp.int32) * (lengths > 0).astype(jnp.int32)
