@@ -57,7 +57,7 @@ class Gait:
       stiffness: torque per radian of error.
       damping: torque per radian per second.
       steer: how strongly the chain bends against its heading, so that it swims along +x.
-      noise: scale of the correlated noise on the torques.
+      noise: standard deviation of the correlated noise on the torques.
     """
 
     period: float
@@ -83,7 +83,7 @@ class Gait:
             stiffness=rng.uniform(2.5, 3.5),
             damping=rng.uniform(0.25, 0.35),
             steer=rng.uniform(0.25, 0.4),
-            noise=_blend(skill, 0.8, 0.2),
+            noise=_blend(skill, 0.8, 0.3),
         )
 
 
@@ -110,6 +110,8 @@ class GaitPolicy:
         wave = np.sin(self._phase + np.array([0.0, gait.lag]))
         target = gait.amplitude * wave + gait.steer * heading
         self._phase += 2.0 * np.pi / gait.period
+        # Noise that lasts pushes the swimmer off its course, so that the dataset also shows how to get back on it;
+        # white noise averages out before it is felt.
         self._noise = 0.9 * self._noise + 0.435 * self._rng.normal(size=2)
         torque = gait.stiffness * (target - joints) - gait.damping * speeds + gait.noise * self._noise
         return np.clip(torque, -1.0, 1.0).astype(np.float32)

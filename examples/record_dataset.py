@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import os
 import pathlib
 import shutil
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,7 +66,7 @@ def record(
       draw: makes the policy of one episode from a generator. None: `_policies.draw_policy` for its
         environment, uniform actions for any other.
       dataset_id: Minari id; None: "swimmer/mixed-hdf5-v0" and the like.
-      overwrite: replace a dataset that was recorded with other arguments.
+      overwrite: replace a dataset that was recorded with other arguments or by other policies.
       progress: show a progress bar.
 
     Returns:
@@ -79,16 +81,18 @@ def record(
         raise ValueError(f"episodes: got {episodes}, wanted at least 1.")
     dataset_id = dataset_id or f"{environment.split('-')[0].lower()}/mixed-{storage}-v0"
     folder = pathlib.Path(out) / dataset_id
-    policies = "default" if draw is None else draw.__qualname__
-    recipe = {"environment": environment, "episodes": episodes, "seed": seed, "policies": policies}
+    recipe = {
+        "environment": environment,
+        "episodes": episodes,
+        "seed": seed,
+        "policies": _fingerprint(draw or draw_policy),
+    }
     if folder.exists():
         found = minari.MinariDataset(folder / "data").storage.metadata.get("recipe")
         if found == recipe:
             return folder
         if not overwrite:
-            raise ValueError(
-                f"{folder}: holds a dataset recorded with {found}, not {recipe}. Pass overwrite=True."
-            )
+            raise ValueError(f"{folder}: holds a dataset recorded with {found}, not {recipe}. Pass overwrite=True.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".recording-") as scratch:
         env = gym.make(environment)
@@ -105,14 +109,19 @@ def record(
     return folder
 
 
+def _fingerprint(draw: DrawPolicy) -> str:
+    """Changes when the policies' source does, so that a recording by older policies is not taken for the same."""
+    module = inspect.getmodule(draw)
+    source = "" if module is None else inspect.getsource(module)
+    return f"{getattr(draw, '__qualname__', type(draw).__name__)}-{zlib.crc32(source.encode()):08x}"
+
+
 def _default_policies(env: gym.Env) -> DrawPolicy:
     if env.spec is not None and env.spec.id == ENVIRONMENT:
         return draw_policy
     space = env.action_space
     if not isinstance(space, gym.spaces.Box):
-        raise ValueError(
-            f"environment: got the action space {space}, wanted a Box. Pass `draw` for this one."
-        )
+        raise ValueError(f"environment: got the action space {space}, wanted a Box. Pass `draw` for this one.")
     return lambda rng: UniformPolicy(space, rng)
 
 
@@ -145,9 +154,7 @@ def _episodes(env: gym.Env, draw: DrawPolicy, episodes: int, seed: int) -> Itera
         )
 
 
-def _write(
-    root: str, dataset_id: str, environment: str, played, storage: str, recipe: dict[str, Any]
-) -> None:
+def _write(root: str, dataset_id: str, environment: str, played, storage: str, recipe: dict[str, Any]) -> None:
     with _datasets_path(root), warnings.catch_warnings():
         # Minari warns for every piece of bibliography that is left out.
         warnings.filterwarnings("ignore", message=r".*is set to None")

@@ -101,6 +101,7 @@ void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int
 void Gather::FillMasks() const {
   for (const GatherMask& mask : masks) {
     const int64_t width = mask.window.length;
+    if (width == 0) continue;  // there is no array, and memset takes no null
     for (int64_t row = 0; row < rows; ++row) {
       const Visible seen = RowVisible(mask.window, row);
       uint8_t* out = mask.out + row * width;

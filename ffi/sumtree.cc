@@ -115,7 +115,8 @@ GEAR_JAX_CLONES void DrawRange(const SumTreeSample& tree, const std::vector<doub
       for (int64_t i = 0; i < group; ++i) {
         if (partition[i] < 0 || partition[i] >= tree.partitions) continue;
         const float* row = tree.sums + partition[i] * layout.width + layout.offset[level - 1];
-        node[i] = node[i] * kFanout + Descend(row + node[i] * kFanout, target[i]);
+        // The minimum does nothing but keep sums that are not of this mass (all ones, say) inside the arrays.
+        node[i] = std::min(node[i] * kFanout + Descend(row + node[i] * kFanout, target[i]), layout.nodes[level - 1] - 1);
         const float* below = level > 1 ? tree.sums + partition[i] * layout.width + layout.offset[level - 2]
                                        : tree.mass + partition[i] * layout.leaves;
         __builtin_prefetch(below + node[i] * kFanout);
@@ -132,7 +133,7 @@ GEAR_JAX_CLONES void DrawRange(const SumTreeSample& tree, const std::vector<doub
       const int64_t count = layout.leaves - node[i] * kFanout;
       float padded[kFanout] = {};
       if (count < kFanout) leaf = std::copy_n(leaf, count, padded) - count;
-      const int64_t chosen = Descend(leaf, target[i]);
+      const int64_t chosen = std::min(Descend(leaf, target[i]), count - 1);
       s = static_cast<int32_t>((tree.first + partition[i]) * layout.leaves + node[i] * kFanout + chosen);
       d = leaf[chosen];
     }

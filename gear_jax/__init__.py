@@ -33,7 +33,19 @@ _ATTRIBUTES = {
     "footprint": "replay",
     "make_replay": "replay",
 }
-_MODULES = ("bench", "checkpoint", "cli", "datasets", "flax", "ops", "replay", "selectors", "specs", "testing", "windows")
+_MODULES = (
+    "bench",
+    "checkpoint",
+    "cli",
+    "datasets",
+    "flax",
+    "ops",
+    "replay",
+    "selectors",
+    "specs",
+    "testing",
+    "windows",
+)
 
 __all__ = [
     "ColumnSpec",

@@ -9,5 +9,7 @@ def checks() -> bool:
     """`GEAR_JAX_CHECKS=1`: data-dependent faults (a slot out of range) become errors. Read at trace time."""
     value = os.environ.get("GEAR_JAX_CHECKS", "0")
     if value not in ("0", "1"):
-        raise value_error("GEAR_JAX_CHECKS", got=repr(value), wanted="'0' or '1'", fix="Set GEAR_JAX_CHECKS=1 or unset it.")
+        raise value_error(
+            "GEAR_JAX_CHECKS", got=repr(value), wanted="'0' or '1'", fix="Set GEAR_JAX_CHECKS=1 or unset it."
+        )
     return value == "1"

@@ -22,8 +22,8 @@ def load(platform: str):
             raise
         if platform == "cpu":
             raise ImportError(
-                "gear_jax._gear_cpu: the compiled library is missing from this installation. Run `pip install .` in the "
-                "project's root (it needs a C++17 compiler)."
+                "gear_jax._gear_cpu: the compiled library is missing from this installation. Run `pip install .` in "
+                "the project's root (it needs a C++17 compiler)."
             ) from e
         return None
 

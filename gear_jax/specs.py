@@ -51,7 +51,9 @@ class ColumnSpec:
             dtype = np.dtype(self.dtype)
         except TypeError:
             raise type_error("ColumnSpec.dtype", got=repr(self.dtype), wanted="a NumPy or JAX dtype", fix=fix) from None
-        narrow = any(dtype.name.startswith(p) for p in ("int2", "int4", "uint2", "uint4", "int1", "uint1", "float4", "float6"))
+        narrow = any(
+            dtype.name.startswith(p) for p in ("int2", "int4", "uint2", "uint4", "int1", "uint1", "float4", "float6")
+        )
         narrow = narrow and dtype.itemsize == 1
         if dtype.hasobject or dtype.fields or dtype.kind in "SUMm" or narrow or dtype.itemsize > 16:
             raise value_error(

@@ -6,8 +6,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gear_jax import _random
 from gear_jax._errors import value_error
 from gear_jax.specs import ANCHORS, Window
+
+ANCHOR_STREAM = 1
+"""The words of a key that draw anchors (`gear_jax._random`); stream 0 draws slots."""
 
 
 class Anchor(NamedTuple):
@@ -49,10 +53,14 @@ def make_anchor(kind: str, windows: Sequence[Window | None], steps: int) -> Anch
 
 
 def draw_anchor(anchor: Anchor, key: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Draws the step t of each row: `int32[B]` from lengths `int32[B]`; 0 where no step is admitted."""
+    """Draws the step t of each row: `int32[B]` from lengths `int32[B]`; 0 where the length is 0.
+
+    "end" is the step behind the last one, t = L: a window of the last W steps has offset -W.
+    """
     if anchor.kind == "start":
         return jnp.zeros_like(lengths)
     if anchor.kind == "end":
-        return jnp.maximum(lengths - 1, 0)
+        return lengths
     count = jnp.maximum(lengths - (anchor.min_length - 1), 1)
-    return anchor.low + jax.random.randint(key, lengths.shape, 0, count, jnp.int32) * (lengths > 0).astype(jnp.int32)
+    step = _random.below(_random.words(key, ANCHOR_STREAM, lengths.shape[0])[:, 0], count)
+    return jnp.where(lengths > 0, anchor.low + step, 0)

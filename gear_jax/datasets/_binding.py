@@ -121,15 +121,11 @@ def _checked(field: Field, episode: Episode) -> np.ndarray:
         values = lookup(episode.columns, field.source)
     except KeyError:
         have = sorted(episode.columns)
-        raise error(
-            f"no such column (there are {have})", "a column", "Name another one in `columns`."
-        ) from None
+        raise error(f"no such column (there are {have})", "a column", "Name another one in `columns`.") from None
     if isinstance(values, Mapping | tuple):
         raise error("a nested column", "one array", "Nest the table's column too, or name one entry ('a/b').")
     if len(values) != episode.length:
-        raise error(
-            f"{len(values)} rows", f"{episode.length}, one per step", "The column is ragged: mend the file."
-        )
+        raise error(f"{len(values)} rows", f"{episode.length}, one per step", "The column is ragged: mend the file.")
     if values.shape[1:] != field.shape:
         raise error(
             f"shape {values.shape[1:]} a step",

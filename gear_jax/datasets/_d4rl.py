@@ -87,9 +87,7 @@ class D4RLSource(Source):
 
     def _open(self):
         if not os.path.isfile(self.name):
-            raise value_error(
-                self.name, got="no such file", wanted="a D4RL-style HDF5 file", fix="Check the path."
-            )
+            raise value_error(self.name, got="no such file", wanted="a D4RL-style HDF5 file", fix="Check the path.")
         return open_hdf5(self.name, rdcc_nbytes=_CHUNK_CACHE)
 
     def _path(self, name: str) -> str:
@@ -213,9 +211,7 @@ class D4RLSource(Source):
         """bool[high - low]: the recorded next observation is not the next row, so a reset lies between."""
         last = min(high + 1, total)
         here = dict(leaves(self._read(file["observations"], low + 1, last, episode, "observations")))
-        after = dict(
-            leaves(self._read(file["next_observations"], low, last - 1, episode, "next_observations"))
-        )
+        after = dict(leaves(self._read(file["next_observations"], low, last - 1, episode, "next_observations")))
         jump = np.zeros(high - low, bool)
         for path, value in after.items():
             if path not in here or here[path].shape != value.shape:

@@ -50,9 +50,7 @@ class _Place:
     def child(self, key: Any) -> "_Place":
         return _Place(self.path, self.episode, f"{self.column}/{key}")
 
-    def error(
-        self, got: object, wanted: object, fix: str = "Record or download the dataset again."
-    ) -> DatasetError:
+    def error(self, got: object, wanted: object, fix: str = "Record or download the dataset again.") -> DatasetError:
         return bad(self.path, self.episode, self.column, got=got, wanted=wanted, fix=fix)
 
 
@@ -103,9 +101,7 @@ def _arrow_node(place: _Place, values: Any, space: Any, jpeg: bool) -> Any:
         parts = {}
         for key, sub in children.items():
             if str(key) not in have:
-                raise place.child(key).error(
-                    f"no such column (there are {sorted(have)})", "a column of that name"
-                )
+                raise place.child(key).error(f"no such column (there are {sorted(have)})", "a column of that name")
             parts[key] = _arrow_node(place.child(key), values.field(str(key)), sub, jpeg)
         return _assemble(space, parts)
     if jpeg and _is_image(space):
@@ -154,8 +150,6 @@ def _frames(place: _Place, frames: list[bytes], space: Any) -> np.ndarray:
         except (OSError, ValueError) as error:
             raise place.error(f"no image at step {t} ({error})", "a JPEG frame") from error
         if decoded.shape != result.shape[1:]:
-            raise place.error(
-                f"a frame of shape {decoded.shape} at step {t}", f"the shape {space.shape} of the space"
-            )
+            raise place.error(f"a frame of shape {decoded.shape} at step {t}", f"the shape {space.shape} of the space")
         result[t] = decoded
     return result

@@ -97,9 +97,7 @@ def require(module: str):
         ) from error
 
 
-def bad(
-    source: str, episode: Any, column: str | None, *, got: object, wanted: object, fix: str
-) -> "DatasetError":
+def bad(source: str, episode: Any, column: str | None, *, got: object, wanted: object, fix: str) -> "DatasetError":
     """The error for bad data; names the file, the episode and the column (None: not this one)."""
     what = source
     if episode is not None:

@@ -79,9 +79,7 @@ def load(
     _require_choice("too_long", too_long, ("error", "split"))
     _require_choice("too_many", too_many, ("error", "evict"))
     if chunk is not None and chunk < 1:
-        raise value_error(
-            "chunk", got=chunk, wanted="at least 1", fix="Pass None for a chunk of about 8 MiB."
-        )
+        raise value_error("chunk", got=chunk, wanted="at least 1", fix="Pass None for a chunk of about 8 MiB.")
     source = open_source(source)
     binding = bind(replay.config.table.columns, columns)
     derived = [n for n in DERIVED_COLUMNS if n in binding.sources and (return_to_go or n != "return_to_go")]
@@ -103,9 +101,7 @@ def load(
 
 def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise value_error(
-            name, got=repr(value), wanted=f"one of {choices}", fix=f"Pass {name}={choices[0]!r}."
-        )
+        raise value_error(name, got=repr(value), wanted=f"one of {choices}", fix=f"Pass {name}={choices[0]!r}.")
 
 
 @dataclasses.dataclass
@@ -190,9 +186,7 @@ class _Job:
             if episode.unmarked_timeout:
                 plan.unmarked.append(episode.name)
         if not plan.lengths:
-            raise value_error(
-                self.source.name, got="no episodes", wanted="at least one", fix="Record some first."
-            )
+            raise value_error(self.source.name, got="no episodes", wanted="at least one", fix="Record some first.")
         plan.steps = min(limit, max(plan.lengths))
         return plan
 
@@ -203,12 +197,15 @@ class _Job:
         lengths, priorities = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
         total, inserted, filled = plan.trajectories, 0, 0
         pieces = self._pieces(plan)
-        while inserted < total:
+        while True:
             try:
-                values, priority = next(pieces)
+                piece = next(pieces, None)
             except Exception as error:
                 whole = plan.whole_episodes(inserted)
                 raise LoadInterrupted(self.source.name, error, state, whole) from error
+            if piece is None:
+                return state
+            values, priority = piece
             # The row decides the partition: a chunk that will not be full is spread over the rows.
             count = min(rows, total - inserted)
             row = filled * rows // count
@@ -224,10 +221,10 @@ class _Job:
                 jax.block_until_ready(handles)
                 inserted, filled = inserted + count, 0
                 lengths[:] = 0
-        return state
 
     def _pieces(self, plan: _Plan) -> Iterator[tuple[list[np.ndarray], float]]:
         """Yields the arrays and the priority of every trajectory."""
+        count = 0
         for i, episode in enumerate(self._read("load")):
             if i >= len(plan.lengths) or episode.length != plan.lengths[i]:
                 raise ValueError(f"{episode.name}: the dataset changed while it was being loaded")
@@ -238,7 +235,9 @@ class _Job:
                     [v[low : low + plan.steps] for v in values],
                     plan.priorities[i] if plan.priorities else 0.0,
                 )
-        raise ValueError(f"{self.source.name}: the dataset changed while it was being loaded")
+            count += 1
+        if count != len(plan.lengths):
+            raise ValueError(f"{self.source.name}: the dataset changed while it was being loaded")
 
     def _cut(self, episode: Episode) -> bool:
         return self.bootstrap is not None and not episode.terminated
@@ -249,9 +248,7 @@ class _Job:
         if not self.progress:
             return episodes
         tqdm = require("tqdm").tqdm
-        return iter(
-            tqdm(episodes, desc=f"{verb} {_short(self.source.name)}", total=len(self.source), unit="episode")
-        )
+        return iter(tqdm(episodes, desc=f"{verb} {_short(self.source.name)}", total=len(self.source), unit="episode"))
 
     def _scalar(self, name: str, function: Any, episode: Episode, low: float = -np.inf) -> float:
         value = float(function(episode))

@@ -58,9 +58,7 @@ class MinariSource(Source):
         self._ids = [int(i) for i in (range(total) if episodes is None else episodes)]
         wrong = [i for i in self._ids if not 0 <= i < total]
         if wrong:
-            raise value_error(
-                "episodes", got=wrong[0], wanted=f"numbers in [0, {total})", fix="Leave it out for all."
-            )
+            raise value_error("episodes", got=wrong[0], wanted=f"numbers in [0, {total})", fix="Leave it out for all.")
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -198,9 +196,7 @@ class _ArrowEpisodes:
 def find_minari(dataset: str | os.PathLike) -> pathlib.Path:
     """The data folder of a dataset given by folder or id; raises ValueError where there is none."""
     path = pathlib.Path(dataset)
-    root = pathlib.Path(
-        os.environ.get("MINARI_DATASETS_PATH") or pathlib.Path.home() / ".minari" / "datasets"
-    )
+    root = pathlib.Path(os.environ.get("MINARI_DATASETS_PATH") or pathlib.Path.home() / ".minari" / "datasets")
     for folder in (path, path / "data", root / path / "data"):
         if (folder / "metadata.json").is_file():
             return folder

@@ -39,8 +39,6 @@ def open_source(source: Any) -> Source:
         if path.name == "main_data.hdf5" and (path.parent / "metadata.json").is_file():
             return MinariSource(path.parent)
         if not path.exists():
-            raise value_error(
-                str(path), got="no such file", wanted="a D4RL-style HDF5 file", fix="Check the path."
-            )
+            raise value_error(str(path), got="no such file", wanted="a D4RL-style HDF5 file", fix="Check the path.")
         return D4RLSource(path)
     return MinariSource(source)

@@ -27,9 +27,7 @@ def return_to_go(rewards: np.ndarray, *, gamma: float = 1.0, bootstrap: float = 
       float64 `[L]`, summed from the end in float64.
     """
     if not 0.0 <= gamma <= 1.0:
-        raise value_error(
-            "gamma", got=gamma, wanted="a discount in [0, 1]", fix="Pass gamma=1.0 for undiscounted."
-        )
+        raise value_error("gamma", got=gamma, wanted="a discount in [0, 1]", fix="Pass gamma=1.0 for undiscounted.")
     rewards = np.asarray(rewards, np.float64)
     if gamma == 1.0:
         return np.cumsum(np.append(rewards, bootstrap)[::-1])[:0:-1]
@@ -41,9 +39,7 @@ def return_to_go(rewards: np.ndarray, *, gamma: float = 1.0, bootstrap: float = 
     return result
 
 
-def derive(
-    episode: Episode, names: Collection[str], *, gamma: float = 1.0, bootstrap: float = 0.0
-) -> Episode:
+def derive(episode: Episode, names: Collection[str], *, gamma: float = 1.0, bootstrap: float = 0.0) -> Episode:
     """The episode with derived columns added.
 
     Args:

@@ -4,10 +4,21 @@ Each runs from one target name on every platform, has an independent reference i
 what it does under vmap.
 """
 
-from gear_jax.ops._gather import gather
+from gear_jax.ops._gather import gather, gather_rows
 from gear_jax.ops._registry import new_ticket
-from gear_jax.ops._scatter import scatter
+from gear_jax.ops._scatter import scatter, scatter_rows
 from gear_jax.ops._sumtree import sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
 from gear_jax.ops._zeros import zeros
 
-__all__ = ["gather", "new_ticket", "scatter", "sumtree_roots", "sumtree_sample", "sumtree_update", "sumtree_width", "zeros"]
+__all__ = [
+    "gather",
+    "gather_rows",
+    "new_ticket",
+    "scatter",
+    "scatter_rows",
+    "sumtree_roots",
+    "sumtree_sample",
+    "sumtree_update",
+    "sumtree_width",
+    "zeros",
+]

@@ -30,6 +30,7 @@ class Plan:
     masks: tuple[int, ...]  # the columns that the masks are made for: one of each kind of window
     mask_of: tuple[int, ...]  # column -> mask
     checks: bool
+    rows: bool = False  # columns are [P, S, *shape], without steps and without a window dimension in the result
 
 
 def gather(
@@ -84,6 +85,31 @@ def gather(
     return tree.unflatten(data), tree.unflatten(mask), ticket
 
 
+def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = None) -> tuple[Any, jax.Array]:
+    """Reads one entry of each of `slots` out of arrays without steps, as `gather` does with columns.
+
+    Args:
+      fields: pytree of arrays `[P, S, *shape]`.
+      slots: `int32[B]`; zeros come where a slot is outside [0, P * S).
+      ticket: as in `gather`.
+
+    Returns:
+      (entries, ticket): a tree like `fields` with leaves `[B, *shape]`, and the next ticket.
+      Transformations as `gather`.
+    """
+    leaves, tree = jax.tree.flatten(fields)
+    slots = _registry.ids("slots", slots)
+    k = len(leaves)
+    plan = Plan(
+        leaves[0].shape[0] * leaves[0].shape[1], 1, (0,) * k, (1,) * k, (False,) * k, (0,) * k, (bytes(16),) * k, (),
+        (), False, rows=True,
+    )  # fmt: skip
+    ticket = _registry.new_ticket() if ticket is None else ticket
+    zero = jnp.zeros_like(slots)
+    data, _, ticket = _call(plan)(slots, zero, zero + 1, ticket, leaves, [], [])
+    return tree.unflatten(data), ticket
+
+
 def broadcast_windows(tree, windows) -> list[Any]:
     """One window (or None) for each leaf of `tree`. A window stands for all columns below it.
 
@@ -110,7 +136,9 @@ def broadcast_windows(tree, windows) -> list[Any]:
     boxes = jax.tree.leaves(spread)
     for box in boxes:
         if box.value is not None and not hasattr(box.value, "pad_value"):
-            raise type_error("windows", got=repr(box.value), wanted="a Window or None", fix="Pass gear_jax.Window(...).")
+            raise type_error(
+                "windows", got=repr(box.value), wanted="a Window or None", fix="Pass gear_jax.Window(...)."
+            )
     return [b.value for b in boxes]
 
 
@@ -132,8 +160,8 @@ def _plan(leaves, tree, windows, slots: int, steps: int) -> Plan:
     masks = [kinds.index(k) for k in dict.fromkeys(kinds)]
     mask_of = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
     return Plan(
-        slots, steps, tuple(offsets), tuple(lengths), tuple(anchored), tuple(pads), tuple(values), tuple(masks), mask_of,
-        _env.checks(),
+        slots, steps, tuple(offsets), tuple(lengths), tuple(anchored), tuple(pads), tuple(values), tuple(masks),
+        mask_of, _env.checks(),
     )  # fmt: skip
 
 
@@ -148,7 +176,10 @@ def _pad_bytes(value, dtype) -> bytes:
             raise ValueError
     except (ValueError, TypeError, FloatingPointError, OverflowError):
         raise value_error(
-            "Window.pad_value", got=repr(value), wanted=f"a scalar of {dtype}", fix="Give a value that the column can hold."
+            "Window.pad_value",
+            got=repr(value),
+            wanted=f"a scalar of {dtype}",
+            fix="Give a value that the column can hold.",
         ) from None
     return cell.tobytes().ljust(16, b"\0")
 
@@ -159,7 +190,9 @@ def _recycled(out, leaves, tree, rows: int, plan: Plan):
         data, mask = out
         data, mask = tree.flatten_up_to(data), tree.flatten_up_to(mask)
     except (ValueError, TypeError) as e:
-        raise value_error("out", got="another tree", wanted=f"(data, mask) like {tree}", fix="Pass an earlier result.") from e
+        raise value_error(
+            "out", got="another tree", wanted=f"(data, mask) like {tree}", fix="Pass an earlier result."
+        ) from e
     wanted = [((rows, w, *c.shape[3:]), c.dtype) for c, w in zip(leaves, plan.lengths, strict=True)]
     wanted += [((rows, plan.lengths[m]), np.dtype(bool)) for m in plan.masks]
     arrays = data + [mask[m] for m in plan.masks]
@@ -204,7 +237,7 @@ def _call(plan: Plan):
             got, got_masks, first = _call(sub)(slots_now, flat[1], flat[2], first, cols, [ticket, *after], [])
             for i, x in zip(index, got, strict=True):
                 data[i] = x.reshape(size, n, *x.shape[1:])
-            for i, m in zip(index, sub.mask_of, strict=True):
+            for i, m in zip(index if plan.masks else (), sub.mask_of, strict=True):
                 masks[plan.mask_of[i]] = got_masks[m].reshape(size, n, got_masks[m].shape[1])
         result = data, masks, jnp.broadcast_to(first, (size, 1))
         return result, jax.tree.map(lambda _: True, result)
@@ -214,7 +247,7 @@ def _call(plan: Plan):
 
 def _sub_plan(plan: Plan, index: list[int]) -> Plan:
     pick = lambda values: tuple(values[i] for i in index)  # noqa: E731
-    kinds = pick(plan.mask_of)
+    kinds = pick(plan.mask_of) if plan.masks else ()
     order = list(dict.fromkeys(kinds))
     return dataclasses.replace(
         plan,
@@ -228,7 +261,8 @@ def _sub_plan(plan: Plan, index: list[int]) -> Plan:
 def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
     n = slots.shape[0]
     results = [
-        jax.ShapeDtypeStruct((n, w, *c.shape[3:]), c.dtype) for c, w in zip(columns, plan.lengths, strict=True)
+        jax.ShapeDtypeStruct((n, *c.shape[2:]) if plan.rows else (n, w, *c.shape[3:]), c.dtype)
+        for c, w in zip(columns, plan.lengths, strict=True)
     ]
     results += [jax.ShapeDtypeStruct((n, plan.lengths[m]), jnp.bool_) for m in plan.masks]
     results += [jax.ShapeDtypeStruct((1,), jnp.int32)]

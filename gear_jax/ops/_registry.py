@@ -44,9 +44,9 @@ def call(
       result is otherwise taken for the same on all devices, and a wrong `out_specs` would pass.
     """
     register()
-    outs = jax.ffi.ffi_call(
-        target, list(results), input_output_aliases=dict(aliases or {}), vmap_method=vmap_method
-    )(*operands, **attributes)
+    outs = jax.ffi.ffi_call(target, list(results), input_output_aliases=dict(aliases or {}), vmap_method=vmap_method)(
+        *operands, **attributes
+    )
     axes = frozenset().union(*(_varying(x) for x in operands)) if operands else frozenset()
     return [_vary(x, axes) for x in outs]
 

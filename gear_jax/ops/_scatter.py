@@ -23,8 +23,8 @@ def scatter(
 ) -> Any:
     """Writes rows of steps into column tables, in place, in one call.
 
-    Row a writes its first `lengths[a]` steps to steps `[starts[a], starts[a] + lengths[a])` of slot `slots[a]`. It costs
-    the bytes written, not the table's size, where the columns are donated.
+    Row a writes its first `lengths[a]` steps to steps `[starts[a], starts[a] + lengths[a])` of slot `slots[a]`. It
+    costs the bytes written, not the table's size, where the columns are donated.
 
     Args:
       columns: pytree of arrays `[P, S, T, *shape]`. The results take their memory: donate them at the jit boundary (or
@@ -52,7 +52,10 @@ def scatter(
         rows = [jnp.asarray(v) for v in tree.flatten_up_to(values)]
     except (ValueError, TypeError) as e:
         raise value_error(
-            "values", got=jax.tree.structure(values), wanted=f"a tree like the columns, {tree}", fix="Give every column."
+            "values",
+            got=jax.tree.structure(values),
+            wanted=f"a tree like the columns, {tree}",
+            fix="Give every column.",
         ) from e
     slots = _registry.ids("slots", slots)
     value_steps = _check(leaves, rows, slots.shape[0], t)
@@ -62,6 +65,26 @@ def scatter(
     lengths = _registry.ids("lengths", lengths, slots.shape)
     ticket = _registry.new_ticket() if ticket is None else ticket
     return tree.unflatten(_call(p * s, t, _env.checks())(slots, starts, lengths, ticket, leaves, rows))
+
+
+def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Array | None = None) -> Any:
+    """Writes one entry to each of `slots` of arrays without steps, in place, as `scatter` does with columns.
+
+    Args:
+      fields: pytree of arrays `[P, S, *shape]`.
+      slots: `int32[A]`; a slot outside [0, P * S) is skipped; none may come twice.
+      values: a tree like `fields` with leaves `[A, *shape]` of the same dtypes.
+      ticket: `int32[1]` of the last read.
+
+    Returns:
+      The arrays after the write. Transformations as `scatter`.
+    """
+    leaves, tree = jax.tree.flatten(fields)
+    slots = _registry.ids("slots", slots)
+    ticket = _registry.new_ticket() if ticket is None else ticket
+    zero = jnp.zeros_like(slots)
+    call = _call(leaves[0].shape[0] * leaves[0].shape[1], 1, False)
+    return tree.unflatten(call(slots, zero, zero + 1, ticket, leaves, tree.flatten_up_to(values)))
 
 
 def _check(columns, values, rows: int, steps: int) -> int:
@@ -112,12 +135,12 @@ def _call(slots_in_table: int, steps: int, checks: bool):
         inside = (ids[0] >= 0) & (ids[0] < slots_in_table)
         shift = jnp.arange(size, dtype=jnp.int32)[:, None] * np.int32(slots_in_table)
         flat = [x.reshape(size * n) for x in (jnp.where(inside, ids[0] + shift, -1), *ids[1:])]
-        cols = [c.reshape(size * c.shape[1], *c.shape[2:]) for c in columns]
         vals = [v.reshape(size * n, *v.shape[2:]) for v in _registry.batch_all(size, values, batched[5])]
         # Every element's ticket must be there before the write.
         ticket = ticket.reshape(-1)[:1] + jnp.minimum(ticket.max(), 0) if batched[3] else ticket
-        got = _call(size * slots_in_table, steps, checks)(*flat, ticket, cols, vals)
-        got = [g.reshape(c.shape) for g, c in zip(got, columns, strict=True)]
+        # The tables as they are: XLA copies a donated array that is reshaped on its way into a write. The handler goes
+        # by the numbers of slots and steps, not by the leading dimensions.
+        got = _call(size * slots_in_table, steps, checks)(*flat, ticket, columns, vals)
         return got, [True] * len(got)
 
     return rows

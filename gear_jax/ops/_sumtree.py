@@ -65,7 +65,9 @@ def sumtree_sample(
     """
     _check_tree(mass, sums)
     if bits.ndim != 2 or bits.shape[1] != 2 or bits.dtype != jnp.uint32:
-        raise value_error("bits", got=f"{bits.dtype}{list(bits.shape)}", wanted="uint32[B, 2]", fix="Use jax.random.bits.")
+        raise value_error(
+            "bits", got=f"{bits.dtype}{list(bits.shape)}", wanted="uint32[B, 2]", fix="Use jax.random.bits."
+        )
     roots = sumtree_roots(sums) if roots is None else roots
     _check_floats("roots", roots, (roots.size,))
     first = jnp.asarray(first, jnp.int32).reshape(1)

@@ -10,8 +10,17 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import ids
 from gear_jax.replay import _placement
 from gear_jax.replay._config import Config
-from gear_jax.replay._insert import fill, raise_max
-from gear_jax.replay._state import Counter, Handle, ReplayState, Streams, add64, count, join
+from gear_jax.replay._insert import raise_max, set_priorities
+from gear_jax.replay._state import (
+    Counter,
+    Handle,
+    ReplayState,
+    Streams,
+    add64,
+    read_rows,
+    tally,
+    write_rows,
+)
 
 
 def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
@@ -25,7 +34,9 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     values = config.flatten("step", step, "K")
     for name, v in zip(config.names, values, strict=True):
         if v.shape[0] != k:
-            raise value_error(f"step[{name!r}]", got=f"{v.shape[0]} rows", wanted=f"{k}, as in stream", fix="Match them.")
+            raise value_error(
+                f"step[{name!r}]", got=f"{v.shape[0]} rows", wanted=f"{k}, as in stream", fix="Match them."
+            )
     done = jnp.asarray(done)
     if done.dtype != jnp.bool_:
         raise type_error("done", got=f"dtype {done.dtype}", wanted="bool", fix="Pass done.astype(bool).")
@@ -51,45 +62,37 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     number = state.clock[1] + jnp.arange(k, dtype=jnp.uint32)
     partition = jnp.maximum(slot, 0) // config.slots
     priority = jnp.broadcast_to(jnp.max(state.max_priority), (k,))
+    closed = jnp.where(close, slot, -1)
+    # The generation rose when the slot was opened.
+    _, generation, ticket = read_rows(state, closed)
     state = state.replace(
         columns=columns,
         streams=streams,
+        ticket=ticket,
         clock=add64(state.clock, jnp.uint32(k)),
-        counters=count(state.counters, Counter.INSERTED, partition, close),
+        counters=tally(state.counters, partition, {Counter.INSERTED: close}),
         max_priority=raise_max(state.max_priority, partition, priority, close),
     )
-    return fill(config, state, jnp.where(close, slot, -1), length, number, priority, reopened=True)
+    state = write_rows(state, closed, length=length, sequence=number)
+    return set_priorities(config, state, closed, priority, length), Handle(closed, generation)
 
 
 def _open(config: Config, state: ReplayState, stream, needs) -> ReplayState:
     """Gives a slot to each stream that needs one; what was in it is gone from here on."""
     # The rule of placement with A = N and a = the stream's number: a stream keeps to its own partitions.
-    n, s = config.streams, config.slots
+    n = config.streams
     needs = jnp.zeros((n,), bool).at[stream].set(needs, mode="drop")
     partition = _placement.choose_partitions(config, state, n)
     slot, cursor = _placement.choose_slots(config, state, partition, needs)
-    capacity = config.partitions * s
+    old_length, generation, ticket = read_rows(state, slot)
     opened = slot >= 0
-    at = jnp.maximum(slot, 0)
-    old = jnp.where(opened, state.length.reshape(-1)[at], 0)
-    to = jnp.where(opened, slot, capacity) + join(state.ticket, old)[0]
-    zeros = jnp.zeros((n,), jnp.float32)
-    priority, mass, sums = ops.sumtree_update(
-        state.priority, state.mass, state.sums, slot, zeros, zeros, ticket=state.ticket
-    )
-    streams = Streams(
-        jnp.where(opened, slot, state.streams.slot), jnp.where(opened, 0, state.streams.length)
-    )
-    # The generation rises at once: handles of what was there are stale before the slot is closed.
-    generation = state.generation.reshape(-1)
-    generation = generation.at[to].set(generation[at] + np.uint32(1), mode="drop").reshape(state.generation.shape)
-    return state.replace(
-        length=state.length.reshape(-1).at[to].set(0, mode="drop").reshape(state.length.shape),
-        generation=generation,
-        priority=priority,
-        mass=mass,
-        sums=sums,
+    streams = Streams(jnp.where(opened, slot, state.streams.slot), jnp.where(opened, 0, state.streams.length))
+    state = state.replace(
         cursor=cursor,
         streams=streams,
-        counters=count(state.counters, Counter.EVICTED, partition, old > 0),
+        ticket=ticket,
+        counters=tally(state.counters, partition, {Counter.EVICTED: old_length > 0}),
     )
+    # The generation rises at once: handles of what was there are stale before the slot is closed.
+    state = write_rows(state, slot, length=jnp.zeros((n,), jnp.int32), generation=generation + np.uint32(1))
+    return set_priorities(config, state, slot, jnp.zeros((n,), jnp.float32), jnp.zeros((n,), jnp.int32))

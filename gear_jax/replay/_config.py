@@ -13,7 +13,8 @@ from gear_jax.selectors import Fifo, Ranked, Selector, Uniform
 from gear_jax.specs import ColumnSpec, TableSpec, Window
 from gear_jax.windows import Anchor, make_anchor
 
-MEMORIES = ("device", "pinned_host")
+# On a CPU the device's memory is host memory; pinned memory is for the CUDA kernels, which this version does not have.
+MEMORIES = ("device",)
 SELECTIONS = ("centralized", "decentralized")
 
 
@@ -85,7 +86,10 @@ class Config:
                 raise value_error(f"{what}[{name!r}]", got=f"shape {x.shape}", wanted=wanted, fix="Reshape it.")
             if x.dtype != spec.dtype:
                 raise type_error(
-                    f"{what}[{name!r}]", got=f"dtype {x.dtype}", wanted=str(spec.dtype), fix=f"Pass it .astype({str(spec.dtype)!r})."
+                    f"{what}[{name!r}]",
+                    got=f"dtype {x.dtype}",
+                    wanted=str(spec.dtype),
+                    fix=f"Pass it .astype({str(spec.dtype)!r}).",
                 )
             leaves.append(x)
         return leaves
@@ -94,7 +98,9 @@ class Config:
 def make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, streams) -> Config:
     """Checks the arguments of `make_replay` and fills in what they leave open."""
     if not isinstance(table, TableSpec):
-        raise type_error("table", got=type(table).__name__, wanted="a TableSpec", fix="Write gear_jax.TableSpec(columns=...).")
+        raise type_error(
+            "table", got=type(table).__name__, wanted="a TableSpec", fix="Write gear_jax.TableSpec(columns=...)."
+        )
     names, columns, tree = _columns(table)
     selector = Uniform() if selector is None else selector
     _instance("selector", selector, Selector, "a selector", "gear_jax.selectors.Uniform()")
@@ -107,7 +113,9 @@ def make_config(table, selector, windows, anchor, memory, partitions, selection,
     spread = tuple(broadcast_windows(tree, windows))
     for name, w in zip(names, spread, strict=True):
         if w is not None and not isinstance(w, Window):
-            raise type_error(f"windows[{name!r}]", got=type(w).__name__, wanted="a Window or None", fix="Write gear_jax.Window(...).")
+            raise type_error(
+                f"windows[{name!r}]", got=type(w).__name__, wanted="a Window or None", fix="Write gear_jax.Window(...)."
+            )
     partitions = _count("partitions", 1 if partitions is None else partitions, 1)
     if table.capacity % partitions:
         raise value_error(

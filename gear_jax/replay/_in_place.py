@@ -13,7 +13,17 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\w+)\[([\d,]*)\]\S* ([\w
 _ASYNC = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = \((\w+)\[([\d,]*)\].* (copy-start|all-gather-start)\(")
 # `%name (params) -> result {` or `ENTRY %name ...`: where a computation begins.
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
-_HARMLESS = {"parameter", "get-tuple-element", "bitcast", "opt-barrier", "while", "conditional", "call", "tuple", "copy-done"}
+_HARMLESS = {
+    "parameter",
+    "get-tuple-element",
+    "bitcast",
+    "opt-barrier",
+    "while",
+    "conditional",
+    "call",
+    "tuple",
+    "copy-done",
+}
 _DTYPES = {
     "bool": "pred", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2", "float8_e3m4": "f8e3m4",
     "float8_e4m3": "f8e4m3", "float8_e4m3b11fnuz": "f8e4m3b11fnuz", "float8_e4m3fnuz": "f8e4m3fnuz",
@@ -42,7 +52,8 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
     states = [x for x in jax.tree.leaves((args, kwargs), is_leaf=is_state) if is_state(x)]
     if not states:
         raise TypeError(
-            "assert_in_place: got no ReplayState among the arguments, wanted at least one. Call assert_in_place(step, state, ...)."
+            "assert_in_place: got no ReplayState among the arguments, wanted at least one. "
+            "Call assert_in_place(step, state, ...)."
         )
     if not hasattr(f, "lower"):
         f = jax.jit(f, donate_argnums=tuple(i for i, h in enumerate(held) if h))
@@ -62,7 +73,7 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
 
 
 def column_sized(text: str, columns: dict[tuple[str, tuple[int, ...]], str]):
-    """Yields (opcode, column, line) of each instruction that makes an array of a column's shape (or a batch of them)."""
+    """Yields (opcode, column, line) of each instruction that makes an array of a column's shape, or a batch of them."""
     # What happens inside a fusion makes no array of its own.
     fusions = set(re.findall(r" fusion\(.*?calls=%?([\w.\-]+)", text))
     fused = False

@@ -35,8 +35,9 @@ def make_replay(
       selector: which trajectories a sample takes; None: `selectors.Uniform()`.
       windows: which steps of them, a tree like the columns of `Window` or None, or one for all. None: all T steps.
       anchor: the step t that windows are placed at: "uniform" (any step), "full" (any step at which every window lies
-        inside the trajectory; too short ones are never drawn), "start" (0), "end" (L - 1).
-      memory: "device" or "pinned_host"; None: "device" on a CPU.
+        inside the trajectory; too short ones are never drawn), "start" (0), "end" (L, behind
+        the last step: `Window(-20, 20)` then shows the last 20).
+      memory: memory kind of the columns. None: "device", the only one where there are no CUDA kernels.
       mesh: None; this version keeps a table on one device.
       partitions: P, logical shards; None: 1. Must divide the capacity.
       selection: "centralized" or "decentralized"; the same on one device.
@@ -48,7 +49,9 @@ def make_replay(
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
     """
     if mesh is not None:
-        raise value_error("mesh", got=repr(mesh), wanted="None", fix="This version keeps a table on one device; leave it out.")
+        raise value_error(
+            "mesh", got=repr(mesh), wanted="None", fix="This version keeps a table on one device; leave it out."
+        )
     config = make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, streams)
     return Replay(config, donate=donate)
 
@@ -56,12 +59,12 @@ def make_replay(
 class Replay:
     """The functions over a replay state, made by `make_replay`.
 
-    All are pure: jit them, scan them, donate their state. The state is threaded linearly: each call takes the last state
-    and returns the next. Called outside jit they are compiled once for each set of shapes, with the state donated: the
-    state passed in is consumed (`make_replay(donate=False)` keeps it).
+    All are pure: jit them, scan them, donate their state. The state is threaded linearly: each call takes the last
+    state and returns the next. Called outside jit they are compiled once for each set of shapes, with the state
+    donated: the state passed in is consumed (`make_replay(donate=False)` keeps it).
 
-    Under `jax.vmap` over several states (one for each seed, say) each state is a table of its own. To draw K batches from
-    one state, draw K * B rows and reshape, or scan; `gear_jax.assert_in_place` finds the rest.
+    Under `jax.vmap` over several states (one for each seed, say) each state is a table of its own. To draw K batches
+    from one state, draw K * B rows and reshape, or scan; `gear_jax.assert_in_place` finds the rest.
     """
 
     def __init__(self, config: Config, donate: bool = True):
@@ -87,7 +90,9 @@ class Replay:
             return _state.init(self.config, key)
         return self._jitted("init", _state.init)(key)
 
-    def add(self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None) -> tuple[ReplayState, Handle]:
+    def add(
+        self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None
+    ) -> tuple[ReplayState, Handle]:
         """Inserts A trajectories in place; each takes a free slot, or the place of one that is evicted.
 
         Args:
@@ -123,7 +128,9 @@ class Replay:
         """
         return self._run("append", _append.append, state, stream, step, done)
 
-    def sample(self, state: ReplayState, key: jax.Array, batch_size: int, out: Sample | None = None) -> tuple[ReplayState, Sample]:
+    def sample(
+        self, state: ReplayState, key: jax.Array, batch_size: int, out: Sample | None = None
+    ) -> tuple[ReplayState, Sample]:
         """Draws a batch.
 
         Args:
@@ -139,7 +146,9 @@ class Replay:
         """
         batch_size = _sample.check_batch(batch_size)
         if out is not None and not isinstance(out, Sample):
-            raise type_error("out", got=type(out).__name__, wanted="a Sample", fix="Pass an earlier sample of this replay.")
+            raise type_error(
+                "out", got=type(out).__name__, wanted="a Sample", fix="Pass an earlier sample of this replay."
+            )
         if out is not None:
             out = out.data, out.mask
         if _traced(state.ticket, key, *jax.tree.leaves(out)):
@@ -185,7 +194,9 @@ class Replay:
         priority seen, and `open_streams`.
         """
         if _traced(state.ticket):
-            raise type_error("stats: state", got="a traced state", wanted="a concrete one", fix="Call stats outside jit.")
+            raise type_error(
+                "stats: state", got="a traced state", wanted="a concrete one", fix="Call stats outside jit."
+            )
         _check_alive("stats", state)
         length = np.asarray(state.length)
         counters = np.asarray(state.counters)
@@ -202,7 +213,9 @@ class Replay:
 
     def _run(self, name: str, function, state, *args):
         if not isinstance(state, ReplayState):
-            raise type_error(f"{name}: state", got=type(state).__name__, wanted="a ReplayState", fix="Pass replay.init().")
+            raise type_error(
+                f"{name}: state", got=type(state).__name__, wanted="a ReplayState", fix="Pass replay.init()."
+            )
         if _traced(state.ticket, *jax.tree.leaves(args)):
             return function(self.config, state, *args)
         _check_alive(name, state)
@@ -223,10 +236,11 @@ def _traced(*leaves) -> bool:
 
 
 def _check_alive(name: str, state: ReplayState) -> None:
-    if state.ticket.is_deleted():
+    # Leaves that were restored from bytes may be NumPy arrays, which nothing consumes.
+    if isinstance(state.ticket, jax.Array) and state.ticket.is_deleted():
         raise value_error(
             f"{name}: state",
             got="a state that an earlier call has consumed",
             wanted="the state that the last call returned",
-            fix="Rebind it: `state, sample = replay.sample(state, ...)`; or make_replay(donate=False) to keep old states.",
+            fix="Rebind it: `state, sample = replay.sample(state, ...)`; make_replay(donate=False) keeps old ones.",
         )

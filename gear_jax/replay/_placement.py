@@ -23,11 +23,15 @@ def choose_partitions(config: Config, state: ReplayState, rows: int) -> jax.Arra
     low = a * p // rows
     width = np.maximum((a + 1) * p // rows - low, 1)
     candidate = low[:, None] + np.arange(width.max())
-    inserted = state.counters[:, Counter.INSERTED, 1]
-    # Counts lie close together, so that their difference to the first is small even where the low word has wrapped.
-    inserted = jax.lax.bitcast_convert_type(inserted - inserted[0], jnp.int32)
-    counts = jnp.where(np.arange(width.max()) < width[:, None], inserted[np.minimum(candidate, p - 1)], 2**31 - 1)
-    return jnp.asarray(low, jnp.int32) + jnp.argmin(counts, axis=1).astype(jnp.int32)
+    admitted = np.arange(width.max()) < width[:, None]
+    inserted = state.counters[np.minimum(candidate, p - 1).astype(np.int32), Counter.INSERTED]
+    # The least of 64-bit counts: the least high word, and among those the least low word.
+    most = np.uint32(2**32 - 1)
+    high = jnp.where(admitted, inserted[..., 0], most)
+    least = admitted & (high == jnp.min(high, axis=1, keepdims=True))
+    low_word = jnp.where(least, inserted[..., 1], most)
+    first = least & (low_word == jnp.min(low_word, axis=1, keepdims=True))
+    return jnp.asarray(low, jnp.int32) + jnp.argmax(first, axis=1).astype(jnp.int32)
 
 
 def choose_slots(

@@ -9,7 +9,7 @@ import numpy as np
 from gear_jax import ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.replay._config import Config
-from gear_jax.replay._state import Counter, Handle, ReplayState, Sample, add64, index
+from gear_jax.replay._state import Counter, Handle, ReplayState, Sample, index, read_rows, tally
 from gear_jax.windows import draw_anchor
 
 
@@ -17,19 +17,16 @@ def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, 
     """See `Replay.sample`. `out` is (data, mask) of an earlier sample."""
     key = check_key(key)
     batch_size = check_batch(batch_size)
-    select_key, anchor_key = jax.random.split(key)
-    chosen, selector_state = config.selector.select(state.selector, index(state), select_key, batch_size)
+    chosen, selector_state = config.selector.select(state.selector, index(state), key, batch_size)
     slot = chosen.slot
     valid = slot >= 0
-    at = jnp.maximum(slot, 0)
-    length = jnp.where(valid, state.length.reshape(-1)[at], 0)
-    generation = jnp.where(valid, state.generation.reshape(-1)[at], np.uint32(0))
-    anchor = draw_anchor(config.anchor, anchor_key, length)
+    length, generation, ticket = read_rows(state, slot)
+    anchor = draw_anchor(config.anchor, key, length)
     data, mask, ticket = ops.gather(
-        state.columns, slot, anchor, length, config.window_tree, ticket=state.ticket, after=(generation, chosen), out=out
+        state.columns, slot, anchor, length, config.window_tree, ticket=ticket, after=chosen, out=out
     )
-    drawn = jnp.sum(valid, dtype=jnp.uint32)
-    counters = state.counters.at[0, Counter.SAMPLED].set(add64(state.counters[0, Counter.SAMPLED], drawn))
+    # Of the table as a whole, so it goes to the first partition.
+    counters = tally(state.counters, jnp.zeros_like(slot), {Counter.SAMPLED: valid})
     state = state.replace(ticket=ticket, selector=selector_state, counters=counters)
     handles = Handle(slot, generation)
     return state, Sample(data, mask, handles, anchor, length, chosen.probability, chosen.weight, valid)

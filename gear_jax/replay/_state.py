@@ -141,23 +141,34 @@ def index(state: ReplayState) -> Index:
     return Index(state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1])
 
 
-def join(ticket: jax.Array, *reads: jax.Array) -> jax.Array:
-    """A ticket that follows reads: their results, `int32`, none of them negative.
+def read_rows(state: ReplayState, slots: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Length `int32[K]` and generation `uint32[K]` of slots `int32[K]` (0 where outside), and the next ticket.
 
-    The sum is the ticket itself, but XLA does not know that, and so keeps the order.
+    An FFI call and not plain indexing: XLA may fuse plain reads into several places, some of them behind a later write,
+    and then copies the whole array to keep them right.
     """
-    for r in reads:
-        ticket = ticket + jnp.minimum(jnp.max(r, initial=0), 0)
-    return ticket
+    (length, generation), ticket = ops.gather_rows((state.length, state.generation), slots, ticket=state.ticket)
+    return length, generation, ticket
 
 
-def count(counters: jax.Array, counter: Counter, partition: jax.Array, flags: jax.Array) -> jax.Array:
-    """Adds the number of set `flags` `bool[K]`, each in its `partition` `int32[K]`, to a 64-bit counter."""
-    if counters.shape[0] == 1:
-        add = jnp.sum(flags, dtype=jnp.uint32)[None]
-    else:
-        add = jnp.zeros((counters.shape[0],), jnp.uint32).at[partition].add(flags.astype(jnp.uint32), mode="drop")
-    return counters.at[:, counter].set(add64(counters[:, counter], add))
+def write_rows(state: ReplayState, slots: jax.Array, **rows: jax.Array) -> ReplayState:
+    """Sets fields of `[P, S]` at slots `int32[K]` (-1: none), in place, after all reads that the ticket stands for."""
+    fields = {name: getattr(state, name) for name in rows}
+    return state.replace(**ops.scatter_rows(fields, slots, rows, ticket=state.ticket))
+
+
+def tally(
+    counters: jax.Array, partition: jax.Array, counts: dict[Counter, jax.Array]
+) -> jax.Array:
+    """Adds the numbers of set flags, `bool[K]` each, to the 64-bit counters of the flags' `partition` `int32[K]`."""
+    p = counters.shape[0]
+    add = [jnp.zeros((p,), jnp.uint32)] * len(Counter)
+    for counter, flags in counts.items():
+        if p == 1:
+            add[counter] = jnp.sum(flags, dtype=jnp.uint32)[None]
+        else:
+            add[counter] = jnp.zeros((p,), jnp.uint32).at[partition].add(flags.astype(jnp.uint32), mode="drop")
+    return add64(counters, jnp.stack(add, -1))
 
 
 def add64(words: jax.Array, add: jax.Array) -> jax.Array:

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gear_jax import ops
+from gear_jax import _random, ops
 
 NEVER = np.int32(-(2**31))
 """The rank of a slot that may not be taken."""
+SELECT_STREAM = 0
+"""The words of a key that draw slots."""
 
 
 class Index(NamedTuple):
@@ -22,7 +24,7 @@ class Index(NamedTuple):
 
     Attributes:
       length: `int32[P, S]`, steps; 0 where nothing selectable is.
-      sequence: `uint32[P, S]`, the number of the row that the slot holds, counted over all rows ever offered, mod 2**32.
+      sequence: `uint32[P, S]`, the number of the slot's row, counted over all rows ever offered, mod 2**32.
       priority: `float32[P, S]`, as given; finite and not negative.
       mass: `float32[P, S]`, from `Selector.mass`; 0 where the selector may not draw.
       sums: `float32[P, M]`, the sum tree over `mass` (`gear_jax.ops.sumtree_update`).
@@ -110,12 +112,11 @@ def age_rank(index: Index) -> jax.Array:
 
 
 def priority_rank(index: Index) -> jax.Array:
-    """Priorities as an `int32` rank: floats that are not negative order like their bits."""
-    return jax.lax.bitcast_convert_type(index.priority, jnp.int32)
+    """Priorities as an `int32` rank, not negative: floats that are not negative order like their bits."""
+    return jnp.maximum(jax.lax.bitcast_convert_type(index.priority, jnp.int32), 0)  # -0.0 is a zero like any other
 
 
 def draw_by_mass(index: Index, key: jax.Array, batch_size: int):
     """Independent draws with probability mass / total: (slot, probability)."""
-    bits = jax.random.bits(key, (batch_size, 2), jnp.uint32)
-    slot, drawn, total = ops.sumtree_sample(index.mass, index.sums, bits)
+    slot, drawn, total = ops.sumtree_sample(index.mass, index.sums, _random.words(key, SELECT_STREAM, batch_size))
     return slot, jnp.where(slot >= 0, drawn / total, 0.0)

@@ -26,7 +26,7 @@ class Permutation(_base.Selector):
     """Without replacement: every trajectory exactly once an epoch, in an order drawn anew for each epoch.
 
     The order comes from the key given to `init` and from the epoch's number alone; the keys given to `sample` do not
-    matter. It is a keyed permutation of the slots' numbers (a Feistel network over the least power of two that holds C),
+    matter. It is a keyed permutation of the slots' numbers (a Feistel network over the least power of two above C),
     walked position by position; slots that may not be drawn are passed over. Nothing of size C is stored. A trajectory
     that arrives during an epoch is met in it if the walk has not passed its slot. A batch goes on into the next epoch.
 

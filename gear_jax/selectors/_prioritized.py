@@ -8,8 +8,9 @@ import numpy as np
 from gear_jax._errors import value_error
 from gear_jax.selectors import _base
 
-# Largest mass of a slot: sums over 2**31 of them stay finite.
+# Largest mass of a slot: sums over 2**31 of them stay finite. Smallest: what is not zero must not become zero.
 _MAX_MASS = np.float32(2.0**96)
+_MIN_MASS = np.float32(2.0**-126)
 
 
 @final
@@ -18,7 +19,7 @@ class Prioritized(_base.Selector):
     """Trajectories in proportion to priority ** alpha, with replacement. O(B log C) a sample and an update.
 
     `weight` is (N * probability) ** -beta over the largest of the batch, N being the number of trajectories that can be
-    drawn. A priority of zero is never drawn. A mass above 2**96 counts as 2**96. Source: Schaul et al., "Prioritized
+    drawn. A priority of zero is never drawn. Masses are cut to [2**-126, 2**96]. Source: Schaul et al., "Prioritized
     Experience Replay" (ICLR 2016), section 3.3 and 3.4; draws are independent, not stratified.
 
     Attributes:
@@ -38,12 +39,15 @@ class Prioritized(_base.Selector):
                 good = False
             if not good:
                 raise value_error(
-                    f"Prioritized.{name}", got=repr(value), wanted="a finite number >= 0", fix="Write Prioritized(0.6, 0.4)."
+                    f"Prioritized.{name}",
+                    got=repr(value),
+                    wanted="a finite number >= 0",
+                    fix="Write Prioritized(0.6, 0.4).",
                 )
 
     def mass(self, priority, selectable):
         drawn = selectable & (priority > 0) & (priority < np.inf)
-        power = jnp.minimum(jnp.where(drawn, priority, 1.0) ** np.float32(self.alpha), _MAX_MASS)
+        power = jnp.clip(jnp.where(drawn, priority, 1.0) ** np.float32(self.alpha), _MIN_MASS, _MAX_MASS)
         return jnp.where(drawn, power, np.float32(0))
 
     def select(self, state, index, key, batch_size):

@@ -295,9 +295,7 @@ def test_a_nested_column_without_an_entry(make_episodes, make_minari, refused):
     folder = make_minari(make_episodes(LENGTHS, space=space), space=space)
     with h5py.File(folder / "main_data.hdf5", "a") as file:
         del file["episode_1/observations/b"]
-    refused(
-        folder, folder, "episode 1", "'observations/b'", columns={**COLUMNS, "observation": "observation/a"}
-    )
+    refused(folder, folder, "episode 1", "'observations/b'", columns={**COLUMNS, "observation": "observation/a"})
 
 
 COLUMNS = {name: name for name in TABLE.columns}

@@ -29,9 +29,7 @@ def test_next_observations_and_columns_of_other_names(make_episodes, make_d4rl):
     episodes = make_episodes(LENGTHS)
     path = make_d4rl(episodes, next_observations=True, **{"infos/qpos": np.arange(15.0)})
     start = 0
-    for got, want in zip(
-        D4RLSource(path).episodes(["next_observation", "infos/qpos"]), episodes, strict=True
-    ):
+    for got, want in zip(D4RLSource(path).episodes(["next_observation", "infos/qpos"]), episodes, strict=True):
         np.testing.assert_array_equal(got.columns["next_observation"], np.stack(want["observations"][1:]))
         np.testing.assert_array_equal(got.columns["infos"]["qpos"], np.arange(start, start + got.length))
         start += got.length

@@ -63,4 +63,4 @@ def test_loading_keeps_a_chunk(dataset, chunk):
         return ()
 
     run()
-    assert peak_of(run) < (10 + 2 * chunk) * EPISODE_BYTES < EPISODES * EPISODE_BYTES / 2
+    assert peak_of(run) < (10 + chunk) * EPISODE_BYTES < EPISODES * EPISODE_BYTES / 2

@@ -38,9 +38,7 @@ def contents(folder):
 
 @pytest.mark.parametrize("storage", ["hdf5", "arrow"])
 def test_records_and_loads(recorder, tmp_path, storage):
-    folder = recorder.record(
-        tmp_path, environment="InvertedPendulum-v5", episodes=6, storage=storage, progress=False
-    )
+    folder = recorder.record(tmp_path, environment="InvertedPendulum-v5", episodes=6, storage=storage, progress=False)
     replay = gear.make_replay(gear.datasets.table_spec(folder))
     state, summary = gear.datasets.load(replay, replay.init(), folder, progress=False)
     assert summary.episodes == 6 and summary.terminated == 6

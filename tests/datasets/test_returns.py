@@ -16,9 +16,7 @@ def reference(rewards, gamma, bootstrap):
     """The definition, term by term: sum over k of gamma^k r[t + k], and the bootstrap behind the end."""
     length = len(rewards)
     return [
-        math.fsum(
-            [gamma ** (k - t) * rewards[k] for k in range(t, length)] + [gamma ** (length - t) * bootstrap]
-        )
+        math.fsum([gamma ** (k - t) * rewards[k] for k in range(t, length)] + [gamma ** (length - t) * bootstrap])
         for t in range(length)
     ]
 

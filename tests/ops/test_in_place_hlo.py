@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gear_jax import ops
+from gear_jax.ops import _reference
 from gear_jax.specs import Window
 from gear_jax.testing.ops import column_sized
 
@@ -107,8 +108,24 @@ def column_and_ticket():
     return jnp.zeros(SHAPE, jnp.float32) + 0.5, jnp.zeros(1, jnp.int32)
 
 
-@pytest.mark.parametrize("around", [once, in_scan, in_fori_loop, in_cond, in_cond_in_scan])
-@pytest.mark.parametrize("program", PROGRAMS)
+def read_write_read_seal(column, ticket):
+    """A write of no rows at the end: the column then depends on the last read."""
+    column, ticket, data = read_write_read(column, ticket)
+    none = jnp.zeros((0,), jnp.int32)
+    return ops.scatter(column, none, jnp.zeros((0, 1, 64), jnp.float32), ticket=ticket), ticket, data
+
+
+# XLA copies a column that a branch of cond reads, writes and reads again, unless the branch ends with a write.
+NOT_IN_COND = pytest.mark.xfail(reason="XLA's copy insertion in a conditional", strict=True)
+AROUND = [once, in_scan, in_fori_loop, in_cond, in_cond_in_scan]
+CASES = [
+    pytest.param(p, a, marks=NOT_IN_COND if p is read_write_read and a in AROUND[3:] else (), id=f"{p.__name__}-{a.__name__}")
+    for p in (*PROGRAMS, read_write_read_seal)
+    for a in AROUND
+]
+
+
+@pytest.mark.parametrize(("program", "around"), CASES)
 def test_no_copy_of_a_column(program, around):
     column, ticket = column_and_ticket()
     with jax.disable_jit():  # step by step: what the program means
@@ -173,12 +190,12 @@ def test_out_is_aliased():
 def test_sample_update_and_add_in_any_order():
     """A prioritised step: draw, read, write back priorities, add; nothing of the table's size is copied."""
     p, s = 2, 1 << 13
-    width = ops.sumtree_width(s)
+    one = jnp.ones((p, s), jnp.float32)
     tables = {
         "column": jnp.zeros((p, s, 2, 8), jnp.float32) + 1,
-        "priority": jnp.zeros((p, s), jnp.float32) + 1,
-        "mass": jnp.zeros((p, s), jnp.float32) + 1,
-        "sums": jnp.zeros((p, width), jnp.float32) + 1,
+        "priority": one,
+        "mass": one,
+        "sums": _reference.sums(one),
         "ticket": jnp.zeros(1, jnp.int32),
     }
     rows = jnp.arange(ROWS, dtype=jnp.int32)
@@ -256,10 +273,28 @@ def test_vmap_over_shared_columns_does_not_copy_them():
     assert column_sized(text, NBYTES) == []
 
 
-def test_vmap_over_tables_does_not_copy_them():
-    tables = jnp.zeros((3, *SHAPE), jnp.float32) + 1
-    tickets = jnp.zeros((3, 1), jnp.int32)
-    run = compiled(jax.vmap(read_write), tables, tickets)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("nested", [False, True])
+def test_vmap_over_tables_does_not_copy_them(program, nested):
+    lead = (3, 2) if nested else (3,)
+    f = jax.vmap(jax.vmap(program)) if nested else jax.vmap(program)
+    tables = jnp.zeros((*lead, *SHAPE), jnp.float32) + 1
+    tickets = jnp.zeros((*lead, 1), jnp.int32)
+    run = compiled(f, tables, tickets)
     assert column_sized(run.as_text(), NBYTES) == []
     before = tables.unsafe_buffer_pointer()
     assert run(tables, tickets)[0].unsafe_buffer_pointer() == before
+
+
+def test_a_conditional_between_reads_and_writes():
+    """Outside a branch the order does not matter, as long as the ticket goes with the column."""
+
+    def program(column, ticket):
+        first, ticket = read(column, ticket)
+        column, ticket, second = in_cond(read_write)(column, ticket)
+        column, ticket, third = in_scan(in_cond(write_read))(column, ticket)
+        last, ticket = read(column, ticket, 1)
+        return write(column, ticket, 9.0), ticket, first + second + third.sum(0) + last
+
+    run = compiled(program, *column_and_ticket())
+    assert column_sized(run.as_text(), NBYTES) == []

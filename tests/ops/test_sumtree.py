@@ -267,6 +267,14 @@ def test_draws_under_shard_map_are_those_of_one_device(devices):
     np.testing.assert_array_equal(total, np.repeat(wanted[2], devices))
 
 
+def test_sums_of_another_mass_stay_inside_the_arrays():
+    for leaves in (1, 17, 300, 5000):
+        sums = jnp.ones((2, ops.sumtree_width(leaves)), jnp.float32)
+        for mass in (0.0, 1.0, np.inf, np.nan):
+            slot, _, _ = sample(jnp.full((2, leaves), mass, jnp.float32), sums, random_bits(0, 3000))
+            assert ((slot >= 0) & (slot < 2 * leaves)).all()
+
+
 def test_a_first_partition_outside_the_table_holds_nothing():
     mass, sums = tree_of(np.ones((2, 4), np.float32))
     for first in (-2, 8):

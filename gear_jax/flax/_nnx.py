@@ -1,0 +1,102 @@
+"""The replay table as a variable of an NNX module."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from gear_jax._errors import type_error, value_error
+from gear_jax.replay import Handle, Replay, ReplayState, Sample
+
+STREAM = "replay"
+
+
+class ReplayVariable(nnx.Variable):
+    """Holds a `ReplayState`. No `nnx.Param`: filter for it with `nnx.state(module, ReplayVariable)`."""
+
+
+class NNXReplay(nnx.Module):
+    """A replay table whose `ReplayState` is a `ReplayVariable`; its methods change the table in place.
+
+        table = NNXReplay(gear_jax.make_replay(spec), rngs=nnx.Rngs(0))
+        table.add(trajectories, lengths)
+        sample = table.sample(32)
+
+    Use it alone or as a submodule, outside or inside `nnx.jit`, `nnx.scan`, `nnx.grad`, ...
+
+    `nnx.jit` takes a module's arrays in and hands new ones out. To keep the table's memory, donate the argument that is (or
+    holds) the module; without that each call copies the whole table:
+
+        @nnx.partial(nnx.jit, donate_argnames=("table",))
+        def train_step(model, optimizer, table): ...
+
+    NNX puts the results back into the module, so the module stays usable after the call; only arrays taken out of it
+    before (`nnx.state`, `nnx.split`) are gone. So it is outside jit, where each call consumes the state that the module
+    holds and puts the next in its place. `gear_jax.assert_in_place(train_step, model, optimizer, table)` finds what still
+    copies.
+
+    Attributes:
+      replay: the `gear_jax.Replay` whose functions are used.
+      state: the `ReplayVariable`.
+      rngs: the random stream of `sample`, forked from `rngs["replay"]`; None: `sample` must be given keys.
+    """
+
+    def __init__(self, replay: Replay, *, rngs: nnx.Rngs | None = None):
+        """Makes an empty table.
+
+        Args:
+          replay: from `gear_jax.make_replay`.
+          rngs: random streams, "replay" (or a default one) among them: for `sample` and for what the selector keeps to
+            itself. None: `sample` must be given keys.
+        """
+        if not isinstance(replay, Replay):
+            raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix="Pass gear_jax.make_replay(...).")
+        self.replay = replay
+        self.rngs = None if rngs is None else rngs[STREAM].fork()
+        self.state = ReplayVariable(replay.init(None if self.rngs is None else self.rngs()))
+
+    def __call__(self) -> ReplayState:
+        """The state held: for `Replay.stats`, `gear_jax.checkpoint.save` and the like."""
+        return self.state.get_value()
+
+    def add(self, trajectories: Any, lengths: Any, priorities: Any = None) -> Handle:
+        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths `int32[A]`, priorities `float32[A]`; handles `[A]`."""
+        state, handles = self.replay.add(self(), trajectories, lengths, priorities)
+        self.state.set_value(state)
+        return handles
+
+    def append(self, stream: Any, step: Any, done: Any) -> Handle:
+        """As `Replay.append`: stream `int32[K]`, step `[K, *shape]`, done `bool[K]`; handles `[K]` of what was closed."""
+        state, handles = self.replay.append(self(), stream, step, done)
+        self.state.set_value(state)
+        return handles
+
+    def sample(self, batch_size: int, key: jax.Array | None = None, out: Sample | None = None) -> Sample:
+        """As `Replay.sample`.
+
+        Args:
+          batch_size: B, static.
+          key: a `jax.random` key; None: the next of the module's stream.
+          out: an earlier sample to be overwritten.
+
+        Raises:
+          ValueError: without a key where the module was made without `rngs`.
+        """
+        if key is None:
+            if self.rngs is None:
+                raise value_error(
+                    "sample: key", got="None, and a module without rngs", wanted="one of the two",
+                    fix="Pass key=..., or make the module with NNXReplay(replay, rngs=nnx.Rngs(0)).",
+                )  # fmt: skip
+            key = self.rngs()
+        state, sample = self.replay.sample(self(), key, batch_size, out)
+        self.state.set_value(state)
+        return sample
+
+    def update_priorities(self, handles: Handle, priorities: Any) -> None:
+        """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
+        self.state.set_value(self.replay.update_priorities(self(), handles, priorities))
+
+    def can_sample(self) -> jax.Array:
+        """Whether a sample would hold a valid row: `bool[]`."""
+        return self.replay.can_sample(self())
