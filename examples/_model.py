@@ -18,6 +18,7 @@ class ModelConfig:
       context: K, the steps that the model looks back on.
       episode_steps: the largest timestep plus one.
       width, layers, heads: of the transformer.
+      conditioned: whether the model sees the return-to-go; without, it clones the average behaviour.
     """
 
     observation_size: int
@@ -27,6 +28,7 @@ class ModelConfig:
     width: int = 64
     layers: int = 2
     heads: int = 4
+    conditioned: bool = True
 
 
 class Block(nnx.Module):
@@ -92,6 +94,8 @@ class DecisionTransformer(nnx.Module):
           float32[B, K, action_size] within (-1, 1).
         """
         batch, steps = mask.shape
+        if not self.config.conditioned:
+            return_to_go = jnp.zeros_like(return_to_go)
         when = self.embed_timestep(timestep)
         tokens = jnp.stack(
             [

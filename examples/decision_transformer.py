@@ -36,9 +36,10 @@ from gear_jax.flax import NNXReplay
 COLUMNS = ("observation", "action", "return_to_go", "timestep")
 ACTION_DROPOUT = 0.5
 AVERAGE_DECAY = 0.998
+ASKED = (0.25, 0.5, 0.75)  # lesser returns to ask for, as shares of the dataset's best
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Task:
     """What the dataset says about the problem.
 
@@ -62,22 +63,24 @@ class Result(NamedTuple):
     Attributes:
       steps, returns: the learning curve; returns is `[evaluations, environments]`.
       losses: one for each train step.
-      final: returns of the last evaluation, in fresh environments.
-      samples_per_second: windows that went through training, compilation aside.
-      replay_share: of a step's time.
+      final: returns in fresh environments when asked for the dataset's best.
+      asked: (share of the dataset's best that the policy was asked for, mean return it got).
+      step_seconds: of a train step, compilation aside.
+      sample_seconds: of a step that only samples.
     """
 
     steps: list[int]
     returns: list[np.ndarray]
     losses: np.ndarray
     final: np.ndarray
-    samples_per_second: float
-    replay_share: float
+    asked: list[tuple[float, float]]
+    step_seconds: float
+    sample_seconds: float
 
 
 def load(options: argparse.Namespace) -> tuple[NNXReplay, Task]:
     """Records the dataset unless it is there, and loads it into a table."""
-    folder = record(options.datasets, episodes=options.episodes, overwrite=True)
+    folder = record(options.datasets, episodes=options.episodes, seed=options.recording_seed, overwrite=True)
     spec = gear.datasets.table_spec(folder, columns={name: name for name in COLUMNS})
     replay = gear.make_replay(
         spec,
@@ -110,7 +113,8 @@ class Learner(nnx.Module):
     """
 
     def __init__(self, table: NNXReplay, task: Task, options: argparse.Namespace, seed: int):
-        self.task, self.batch = nnx.static(task), options.batch
+        self.task = task
+        self.batch = options.batch
         columns = table.replay.config.table.columns
         config = ModelConfig(
             observation_size=columns["observation"].shape[0],
@@ -119,12 +123,13 @@ class Learner(nnx.Module):
             episode_steps=table.replay.config.table.trajectory_length,
             width=options.width,
             layers=options.layers,
+            conditioned=not options.clone,
         )
-        self.rngs = nnx.Rngs(seed)
-        self.model = DecisionTransformer(config, self.rngs)
-        self.average = nnx.clone(self.model)
+        self.model = DecisionTransformer(config, nnx.Rngs(seed))
+        self.average = DecisionTransformer(config, nnx.Rngs(seed))  # the same, in arrays of its own
         self.optimizer = nnx.Optimizer(self.model, make_optimizer(options), wrt=nnx.Param)
         self.table = table
+        self.rngs = nnx.Rngs(seed)
 
     def step(self) -> jax.Array:
         """Samples a batch and learns from it; returns the loss, `float32[]`."""
@@ -203,6 +208,9 @@ class Player:
             timestep += 1
         return total
 
+    def close(self) -> None:
+        self._envs.close()
+
 
 def empty_context(batch: int, context: int, observation_size: int, action_size: int) -> tuple[jax.Array, ...]:
     """The model's arguments before the first step: padding throughout."""
@@ -227,9 +235,12 @@ def train_seed(table: NNXReplay, task: Task, options: argparse.Namespace, seed: 
     player = Player(learner.average, task, options)
     steps, returns, losses, seconds = [], [], [], []
 
+    def play(share: float, start: int) -> np.ndarray:
+        return player.play(learner.average, share * task.best_return, seed=1_000_000 * seed + start)
+
     def evaluate(step: int) -> None:
         steps.append(step)
-        returns.append(player.play(learner.average, task.best_return, seed=1_000_000 * seed + step))
+        returns.append(play(1.0, step))
 
     with tqdm(total=options.steps, desc=f"train seed {seed}", unit="step") as bar:
         evaluate(0)
@@ -241,10 +252,11 @@ def train_seed(table: NNXReplay, task: Task, options: argparse.Namespace, seed: 
             if bar.n % options.evaluate_every == 0 or bar.n >= options.steps:
                 evaluate(bar.n)
             bar.set_postfix({"loss": f"{losses[-1].mean():.4f}", "return": f"{returns[-1].mean():.0f}"})
-    final = player.play(learner.average, task.best_return, seed=1_000_000 * seed + 500_000)
+    final = play(1.0, 500_000)
+    asked = [(share, float(play(share, 600_000).mean())) for share in ASKED]
     step_seconds = statistics.median(seconds[1:] or seconds) / options.chunk  # the first one compiles
-    share = time_sampling(table, options) / step_seconds
-    return Result(steps, returns, np.concatenate(losses), final, options.batch / step_seconds, share)
+    player.close()
+    return Result(steps, returns, np.concatenate(losses), final, asked, step_seconds, time_sampling(table, options))
 
 
 def time_sampling(table: NNXReplay, options: argparse.Namespace) -> float:
@@ -267,11 +279,13 @@ def time_sampling(table: NNXReplay, options: argparse.Namespace) -> float:
     return statistics.median(seconds[1:]) / options.chunk
 
 
-def table_of(task: Task, results: list[Result]) -> str:
+def table_of(task: Task, results: list[Result], batch: int) -> str:
     """The outcome in words and numbers."""
+    step = statistics.median(result.step_seconds for result in results)
+    sample = statistics.median(result.sample_seconds for result in results)
     finals = np.array([result.final.mean() for result in results])
     spread = f"  (seeds: {', '.join(f'{value:.0f}' for value in finals)})" if len(finals) > 1 else ""
-    environments = results[0].final
+    environments = np.concatenate([result.final for result in results])
     rows = [
         ("dataset, mean return", f"{task.mean_return:.1f}"),
         ("dataset, best return", f"{task.best_return:.1f}"),
@@ -279,9 +293,12 @@ def table_of(task: Task, results: list[Result]) -> str:
         ("  worst and best of the environments", f"{environments.min():.1f}, {environments.max():.1f}"),
         ("  over the dataset's mean", f"{finals.mean() / task.mean_return:.2f} x"),
         ("  over the dataset's best", f"{finals.mean() / task.best_return:.2f} x"),
-        ("samples (windows) per second", f"{statistics.median(r.samples_per_second for r in results):,.0f}"),
-        ("share of a step spent in replay", f"{statistics.median(r.replay_share for r in results):.1%}"),
+        ("samples (windows) per second", f"{batch / step:,.0f}"),
+        ("share of a step spent in replay", f"{sample / step:.2%}  ({sample * 1e6:.0f} µs of {step * 1e3:.1f} ms)"),
     ]
+    for i, share in enumerate(ASKED):
+        got = statistics.mean(result.asked[i][1] for result in results)
+        rows.insert(-2, (f"  asked for {share * task.best_return:.1f} instead, return", f"{got:.1f}"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}   {value}" for name, value in rows)
 
@@ -317,20 +334,27 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     outputs = pathlib.Path("outputs")
     parser.add_argument("--seeds", type=int, default=1, help="train with seeds 0 to N-1")
-    parser.add_argument("--steps", type=int, default=3500, help="train steps")
+    parser.add_argument("--steps", type=int, default=1000, help="train steps; a multiple of --chunk")
     parser.add_argument("--chunk", type=int, default=100, help="train steps in one call of the compiled program")
-    parser.add_argument("--evaluate-every", type=int, default=500, help="steps; a multiple of --chunk")
+    parser.add_argument("--evaluate-every", type=int, default=100, help="steps; a multiple of --chunk")
     parser.add_argument("--envs", type=int, default=8, help="environments to evaluate in")
     parser.add_argument("--batch", type=int, default=64, help="windows in a batch")
-    parser.add_argument("--context", type=int, default=10, help="K, the steps that the model looks back on")
+    parser.add_argument("--context", type=int, default=20, help="K, the steps that the model looks back on")
     parser.add_argument("--width", type=int, default=64, help="of the transformer")
     parser.add_argument("--layers", type=int, default=2, help="of the transformer")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak of the schedule")
     parser.add_argument("--alpha", type=float, default=2.0, help="episodes are drawn with return ** alpha")
+    parser.add_argument("--clone", action="store_true", help="hide the return-to-go: behaviour cloning, for comparison")
     parser.add_argument("--episodes", type=int, default=EPISODES, help="to record")
+    parser.add_argument("--recording-seed", type=int, default=0, help="decides the dataset")
     parser.add_argument("--datasets", type=pathlib.Path, default=outputs / "datasets", help="where the recording goes")
     parser.add_argument("--plot", type=pathlib.Path, default=outputs / "learning_curve.png")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name in ("steps", "evaluate_every"):
+        value, flag = getattr(options, name), f"--{name.replace('_', '-')}"
+        if value < 1 or value % options.chunk:
+            parser.error(f"{flag}: got {value}, wanted a multiple of --chunk {options.chunk}")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -339,7 +363,7 @@ def main(arguments: list[str] | None = None) -> None:
     table, task = load(options)
     results = [train_seed(table, task, options, seed) for seed in range(options.seeds)]
     plot(options.plot, task, results)
-    print(table_of(task, results))
+    print(table_of(task, results, options.batch))
     print(f"learning curve in {options.plot}; {time.perf_counter() - start:.0f} s in all")
 
 

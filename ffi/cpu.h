@@ -28,20 +28,26 @@ inline xla::ffi::Future Failed(const xla::ffi::Error& error) {
 }
 
 // Runs the work on the pool's threads and on this one. This thread never waits for another: the pool may have a single
-// thread, and that may be this one.
+// thread, and that may be this one. The future is there with the last task, not with the last thread: one that wakes
+// too late to help holds nobody up.
 inline xla::ffi::Future Spread(xla::ffi::ThreadPool& pool, std::shared_ptr<Work> work, int64_t bytes) {
   const int64_t tasks = work->size();
-  const int64_t helpers = bytes < kInlineBytes ? 0 : std::min(pool.num_threads(), tasks) - 1;
-  xla::ffi::CountDownPromise done(std::max<int64_t>(helpers, 0) + 1);
-  xla::ffi::Future future(done);
-  for (int64_t i = 0; i < helpers; ++i) {
-    pool.Schedule([work, done]() mutable {
-      work->Drain();
-      done.CountDown();
-    });
+  if (tasks == 0) {
+    xla::ffi::Promise promise;
+    promise.SetAvailable();
+    return xla::ffi::Future(promise);
   }
-  work->Drain();
-  done.CountDown();
+  xla::ffi::CountDownPromise left(tasks);
+  xla::ffi::Future future(left);
+  auto help = [work, left]() mutable {
+    if (const int64_t ran = work->Drain()) left.CountDown(ran);
+  };
+  const int64_t helpers = bytes < kInlineBytes ? 0 : std::min(pool.num_threads(), tasks) - 1;
+  for (int64_t i = 0; i < helpers; ++i) {
+    auto copy = help;
+    pool.Schedule(std::move(copy));
+  }
+  help();
   return future;
 }
 

@@ -18,6 +18,9 @@ void FillPad(const GatherColumn& column, uint8_t* begin, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += width) std::memcpy(begin + i, value.data(), width);
 }
 
+// Whether a window shows all of a row of one step.
+bool IsWhole(const Window& window) { return !window.anchored && window.offset == 0 && window.length == 1; }
+
 }  // namespace
 
 Visible See(const Window& window, int64_t anchor, int64_t length, int64_t steps) {
@@ -30,9 +33,15 @@ Visible See(const Window& window, int64_t anchor, int64_t length, int64_t steps)
   seen.step = begin;
   if (seen.count > 0) {
     switch (window.pad) {
-      case Pad::kAround: seen.element = begin - first; break;
-      case Pad::kHead: seen.element = window.length - seen.count; break;
-      case Pad::kTail: seen.element = 0; break;
+      case Pad::kAround:
+        seen.element = begin - first;
+        break;
+      case Pad::kHead:
+        seen.element = window.length - seen.count;
+        break;
+      case Pad::kTail:
+        seen.element = 0;
+        break;
     }
   }
   return seen;
@@ -75,12 +84,47 @@ void Gather::Run(int64_t task) {
   const Piece& piece = pieces_[task];
   const GatherColumn& column = columns[piece.column];
   const int64_t row_bytes = column.window.length * column.step_bytes;
+  if (steps == 1 && slots > 0 && IsWhole(column.window)) {
+    if (CopyWords(column, piece.begin / row_bytes, piece.end / row_bytes)) return;
+  }
   for (int64_t at = piece.begin; at < piece.end;) {
     const int64_t row = at / row_bytes;
     const int64_t end = std::min(piece.end, (row + 1) * row_bytes);
     FillRow(column, row, at - row * row_bytes, end - row * row_bytes);
     at = end;
   }
+}
+
+// Whole rows of a single step of one machine word: a fixed-size move each, so that cache misses overlap. False if the
+// step has another size.
+bool Gather::CopyWords(const GatherColumn& column, int64_t begin, int64_t end) const {
+  switch (column.step_bytes) {
+    case 1:
+      return Words<uint8_t>(column, begin, end);
+    case 2:
+      return Words<uint16_t>(column, begin, end);
+    case 4:
+      return Words<uint32_t>(column, begin, end);
+    case 8:
+      return Words<uint64_t>(column, begin, end);
+    default:
+      return false;
+  }
+}
+
+template <typename Word>
+bool Gather::Words(const GatherColumn& column, int64_t begin, int64_t end) const {
+  // A step may hold several elements: the word of padding is as many copies of the value.
+  Word pad;
+  FillPad(column, reinterpret_cast<uint8_t*>(&pad), sizeof(Word));
+  for (int64_t row = begin; row < end; ++row) {
+    const bool visible = slot[row] >= 0 && slot[row] < slots && length[row] > 0;
+    Word value;
+    std::memcpy(&value, column.table + (visible ? slot[row] : 0) * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+    value = visible ? value : pad;
+    std::memcpy(column.out + row * static_cast<int64_t>(sizeof(Word)), &value, sizeof(Word));
+  }
+  return true;
 }
 
 // Writes bytes [begin, end) of one row of a column's output.
@@ -101,6 +145,12 @@ void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int
 void Gather::FillMasks() const {
   for (const GatherMask& mask : masks) {
     const int64_t width = mask.window.length;
+    if (IsWhole(mask.window)) {
+      for (int64_t row = 0; row < rows; ++row) {
+        mask.out[row] = (slot[row] >= 0) & (slot[row] < slots) & (length[row] > 0) & (steps > 0);
+      }
+      continue;
+    }
     if (width == 0) continue;  // there is no array, and memset takes no null
     for (int64_t row = 0; row < rows; ++row) {
       const Visible seen = RowVisible(mask.window, row);

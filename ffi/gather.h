@@ -48,9 +48,9 @@ struct GatherMask {
 // Rows with a slot outside [0, slots) come out as padding throughout. Every byte of every output is written.
 class Gather : public Work {
  public:
-  int64_t rows = 0;   // B
-  int64_t slots = 0;  // C
-  int64_t steps = 0;  // T
+  int64_t rows = 0;                 // B
+  int64_t slots = 0;                // C
+  int64_t steps = 0;                // T
   const int32_t* slot = nullptr;    // [rows]
   const int32_t* anchor = nullptr;  // [rows]
   const int32_t* length = nullptr;  // [rows]
@@ -72,6 +72,9 @@ class Gather : public Work {
   };
   Visible RowVisible(const Window& window, int64_t row) const;
   void FillRow(const GatherColumn& column, int64_t row, int64_t begin, int64_t end) const;
+  bool CopyWords(const GatherColumn& column, int64_t begin, int64_t end) const;
+  template <typename Word>
+  bool Words(const GatherColumn& column, int64_t begin, int64_t end) const;
   void FillMasks() const;
 
   std::vector<Piece> pieces_;

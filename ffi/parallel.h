@@ -16,9 +16,11 @@ class Work {
   virtual int64_t size() const = 0;
   virtual void Run(int64_t task) = 0;
 
-  // Runs tasks until none is left; called at once by as many threads as like to help.
-  void Drain() {
-    for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < size();) Run(task);
+  // Runs tasks until none is left, and says how many it ran; called at once by as many threads as like to help.
+  int64_t Drain() {
+    int64_t ran = 0;
+    for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < size(); ++ran) Run(task);
+    return ran;
   }
 
  private:

@@ -22,9 +22,9 @@ struct ScatterColumn {
 // which of two overlapping rows is seen is not defined.
 class Scatter : public Work {
  public:
-  int64_t rows = 0;   // A
-  int64_t slots = 0;  // C
-  int64_t steps = 0;  // T
+  int64_t rows = 0;                 // A
+  int64_t slots = 0;                // C
+  int64_t steps = 0;                // T
   const int32_t* slot = nullptr;    // [rows]
   const int32_t* start = nullptr;   // [rows]
   const int32_t* length = nullptr;  // [rows]

@@ -32,7 +32,7 @@ struct SumTreeLayout {
 
 // Sets leaves in order (of several writes to a leaf the last stays) and forms the sums above them anew. O(K log S).
 struct SumTreeUpdate {
-  int64_t partitions = 0;  // P
+  int64_t partitions = 0;     // P
   float* priority = nullptr;  // [P, S]
   float* mass = nullptr;      // [P, S]
   float* sums = nullptr;      // [P, M]
@@ -48,16 +48,18 @@ class SumTreeSample : public Work {
   SumTreeSample(int64_t leaves) : layout(leaves) {}
 
   SumTreeLayout layout;
-  int64_t all_partitions = 0;    // of the table
-  int64_t first = 0;             // the first partition that is held here
-  int64_t partitions = 0;        // P, held here
-  const float* roots = nullptr;  // [all_partitions]
-  const float* mass = nullptr;   // [P, S]
-  const float* sums = nullptr;   // [P, M]
-  int64_t draws = 0;             // B
-  const uint32_t* bits = nullptr;  // [B, 2]
-  int32_t* slot = nullptr;         // [B], of the whole table; -1 where nothing has mass or the slot is not held here
-  float* drawn = nullptr;          // [B], the slot's mass; 0 where slot is -1
+  int64_t all_partitions = 0;      // of the table
+  int64_t first = 0;               // the first partition that is held here
+  int64_t partitions = 0;          // P, held here
+  const float* roots = nullptr;    // [all_partitions]
+  const float* mass = nullptr;     // [P, S]
+  const float* sums = nullptr;     // [P, M]
+  int64_t draws = 0;               // B
+  const uint32_t* bits = nullptr;  // [B, 2]; or null, and they are drawn from `key`
+  uint32_t key[2] = {0, 0};
+  bool stratified = false;  // draw i falls in the i-th of B even parts of the mass, so that slots come in order
+  int32_t* slot = nullptr;  // [B], of the whole table; -1 where nothing has mass or the slot is not held here
+  float* drawn = nullptr;   // [B], the slot's mass; 0 where slot is -1
 
   // Fixes the prefix sums of the roots; call once, after the fields are set. Returns the total mass.
   float Prepare();
@@ -67,8 +69,28 @@ class SumTreeSample : public Work {
 
  private:
   static constexpr int64_t kChunk = 1024;
+  // The nodes of one level of a partition as prefix sums, with a guide that says where in them to begin: a draw starts
+  // at that level and not at the root. A large batch starts low, where a table has up to kStarts nodes.
+  struct Start {
+    std::vector<double> prefix;  // [nodes + 1]
+    std::vector<int32_t> guide;  // for each even part of the mass, the node in which it begins
+    double scale = 0;            // parts by mass
+    int64_t last = 0;            // the last node with mass
+  };
+  static constexpr int64_t kStarts = 8192;
+
+  void MakeStart(const float* node, int64_t nodes, Start& start) const;
+  void DrawRange(int64_t begin, int64_t end);
+  // What lies below the nodes of a level: the nodes of the level under it, or the leaves.
+  const float* Below(int64_t partition, size_t level) const {
+    if (level == 0) return mass + partition * layout.leaves;
+    return sums + partition * layout.width + layout.offset[level - 1];
+  }
+
   std::vector<double> prefix_;  // [all_partitions + 1]
   int64_t last_ = -1;           // the last partition with mass
+  size_t level_ = 0;            // of the starts
+  std::vector<Start> starts_;   // of the partitions held here
 };
 
 }  // namespace gear_jax

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include "ffi/cpu.h"
@@ -16,10 +17,10 @@ constexpr char kInternal[] = "Call gear_jax.ops.sumtree_sample or sumtree_update
 
 int64_t Last(const ffi::AnyBuffer::Dimensions& dims) { return dims.size() ? dims[dims.size() - 1] : 1; }
 
-// Operands: roots [P of the table], first [1], mass [P, S], sums [P, M], bits [B, 2].
+// Operands: roots [P of the table], first [1], mass [P, S], sums [P, M], bits [B, 2] or a key [2].
 // Results: slot [B], drawn [B], total [1].
 ffi::Future SumTreeSampleCpu(ffi::ThreadPool pool, F32 roots, S32 first, F32 mass, F32 sums, U32 bits,
-                             ffi::Result<S32> slot, ffi::Result<F32> drawn, ffi::Result<F32> total) {
+                             ffi::Result<S32> slot, ffi::Result<F32> drawn, ffi::Result<F32> total, bool stratified) {
   auto work = std::make_shared<SumTreeSample>(Last(mass.dimensions()));
   if (Last(sums.dimensions()) != work->layout.width) {
     return Failed(InvalidArgument("gear_sumtree_sample: last dimension of sums", Last(sums.dimensions()),
@@ -32,7 +33,12 @@ ffi::Future SumTreeSampleCpu(ffi::ThreadPool pool, F32 roots, S32 first, F32 mas
   work->mass = mass.typed_data();
   work->sums = sums.typed_data();
   work->draws = slot->element_count();
-  work->bits = bits.typed_data();
+  if (bits.dimensions().size() == 1) {
+    std::copy_n(bits.typed_data(), 2, work->key);
+  } else {
+    work->bits = bits.typed_data();
+  }
+  work->stratified = stratified;
   work->slot = slot->typed_data();
   work->drawn = drawn->typed_data();
   total->typed_data()[0] = work->Prepare();
@@ -52,7 +58,8 @@ ffi::Error SumTreeUpdateCpu(F32 priority, F32 mass, F32 sums, S32 slot, F32 new_
   }
   if (priority.untyped_data() != priority_out->untyped_data() || mass.untyped_data() != mass_out->untyped_data() ||
       sums.untyped_data() != sums_out->untyped_data()) {
-    return InvalidArgument("gear_sumtree_update: results", "memory of their own", "the operands' own memory", kInternal);
+    return InvalidArgument("gear_sumtree_update: results", "memory of their own", "the operands' own memory",
+                           kInternal);
   }
   SumTreeUpdate update;
   update.partitions = static_cast<int64_t>(sums.element_count()) / layout.width;
@@ -75,7 +82,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_sumtree_sample_cpu, SumTreeSampleCpu,
                                   .Arg<U32>()
                                   .Ret<S32>()
                                   .Ret<F32>()
-                                  .Ret<F32>());
+                                  .Ret<F32>()
+                                  .Attr<bool>("stratified"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_sumtree_update_cpu, SumTreeUpdateCpu,
                               ffi::Ffi::Bind()

@@ -16,9 +16,7 @@ class Zeros : public Work {
     if (bytes >= (4 << 20)) AdviseHugePages(data, bytes);
   }
   int64_t size() const override { return (bytes_ + kPiece - 1) / kPiece; }
-  void Run(int64_t task) override {
-    std::memset(data_ + task * kPiece, 0, std::min(kPiece, bytes_ - task * kPiece));
-  }
+  void Run(int64_t task) override { std::memset(data_ + task * kPiece, 0, std::min(kPiece, bytes_ - task * kPiece)); }
 
  private:
   static constexpr int64_t kPiece = 4 << 20;

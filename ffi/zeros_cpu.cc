@@ -1,9 +1,8 @@
-#include "ffi/zeros.h"
-
 #include <memory>
 
 #include "ffi/cpu.h"
 #include "ffi/handlers.h"
+#include "ffi/zeros.h"
 
 namespace gear_jax {
 namespace {
@@ -17,7 +16,6 @@ ffi::Future ZerosCpu(ffi::ThreadPool pool, ffi::Result<ffi::AnyBuffer> out) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_zeros_cpu, ZerosCpu,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_zeros_cpu, ZerosCpu, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Ret<ffi::AnyBuffer>());
 
 }  // namespace gear_jax

@@ -15,17 +15,21 @@ _PARITY = np.uint32(0x1BD11BDA)
 _DOMAIN = 0x67656172
 
 
+def fold(key: jax.Array) -> jax.Array:
+    """A key, typed or legacy, of any implementation, as `uint32[2]`."""
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return jax.lax.reduce_xor(data.reshape(-1, 2), (0,)) if data.shape[0] > 2 else data
+
+
 def words(key: jax.Array, stream: int, n: int) -> jax.Array:
     """`uint32[n, 2]`, random words of a key; each `stream` (a small number) has words of its own.
 
     Args:
       key: one `jax.random` key, typed or legacy, of any implementation.
-      stream: which words.
+      stream: which words; stream 0 is what `ops.sumtree_sample` makes of `fold(key)`.
       n: how many pairs.
     """
-    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    half = data.shape[0] // 2
-    k0, k1 = (jax.lax.reduce_xor(part, (0,)) for part in (data[:half], data[half:]))
+    k0, k1 = fold(key)
     counters = jnp.full((n,), _DOMAIN + stream, jnp.uint32), jnp.arange(n, dtype=jnp.uint32)
     return jnp.stack(threefry(k0, k1, *counters), -1)
 

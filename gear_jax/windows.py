@@ -39,9 +39,9 @@ def make_anchor(kind: str, windows: Sequence[Window | None], steps: int) -> Anch
         raise value_error("anchor", got=repr(kind), wanted=f"one of {ANCHORS}", fix='Write anchor="uniform".')
     if kind != "full":
         return Anchor(kind, 0, 1)
-    placed = [w for w in windows if w is not None and w.length is not None]
-    low = max([0, *(-w.offset for w in placed)])
-    end = max([1, *(w.offset + w.length for w in placed)])
+    placed = [(w.offset, w.length) for w in windows if w is not None and w.length is not None]
+    low = max([0, *(-offset for offset, _ in placed)])
+    end = max([1, *(offset + length for offset, length in placed)])
     if low + end > steps:
         raise value_error(
             "windows",
@@ -52,12 +52,13 @@ def make_anchor(kind: str, windows: Sequence[Window | None], steps: int) -> Anch
     return Anchor(kind, low, low + end)
 
 
-def draw_anchor(anchor: Anchor, key: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Draws the step t of each row: `int32[B]` from lengths `int32[B]`; 0 where the length is 0.
+def draw_anchor(anchor: Anchor, key: jax.Array, lengths: jax.Array, steps: int) -> jax.Array:
+    """Draws the step t of each row: `int32[B]` from lengths `int32[B]`, none above T = `steps`; 0 where
+    the length is 0.
 
     "end" is the step behind the last one, t = L: a window of the last W steps has offset -W.
     """
-    if anchor.kind == "start":
+    if anchor.kind == "start" or (anchor.kind != "end" and steps == 1):
         return jnp.zeros_like(lengths)
     if anchor.kind == "end":
         return lengths

@@ -161,7 +161,7 @@ class GatherSplit : public testing::TestWithParam<std::tuple<int64_t, int>> {};
 
 TEST_P(GatherSplit, TasksCutRowsAndPadValues) {
   const auto [width, threads] = GetParam();
-  Table table(3, 101, 48, 501, 2);
+  Table table(3, 101, 48, 150, 2);
   const std::vector<Window> windows = EveryWindow(-50, 97, table.steps);
   std::vector<uint8_t> pad;
   for (int64_t i = 0; i < width; ++i) pad.push_back(static_cast<uint8_t>(0xA0 + i));
@@ -171,7 +171,7 @@ TEST_P(GatherSplit, TasksCutRowsAndPadValues) {
   int64_t wanted = 0;
   for (const auto& out : table.out) wanted += static_cast<int64_t>(out.size());
   EXPECT_EQ(bytes, wanted);
-  EXPECT_GT(gather.size(), 6 * threads);
+  EXPECT_GT(gather.size(), 6);
   DrainWith(gather, threads);
   table.Check(windows, pad);
 }

@@ -60,9 +60,7 @@ def check_batch(workload: Workload, size: int, batch: Batch, known: int, spread:
         _require(column.name in batch.data, f"column {column.name!r} is missing")
         got, want = batch.data[column.name], (size, width, *column.shape)
         _require(got.shape == want, f"column {column.name!r} has shape {got.shape}, not {want}")
-        _require(
-            got.dtype == np.dtype(column.dtype), f"column {column.name!r} is {got.dtype}, not {column.dtype}"
-        )
+        _require(got.dtype == np.dtype(column.dtype), f"column {column.name!r} is {got.dtype}, not {column.dtype}")
     codes = workload.codes(batch.data)
     real = np.ones((size, width), bool)
     if workload.window and batch.placement == "exact":
@@ -91,9 +89,7 @@ def _check_mask(workload: Workload, codes: np.ndarray, mask: np.ndarray | None) 
     lengths = workload.lengths(codes[:, -1] // workload.steps)
     real = np.arange(width) >= width - np.minimum(lengths, width)[:, None]
     if mask is not None:
-        _require(
-            mask.shape == (size, width) and (mask == real).all(), "the mask is not that of the real steps"
-        )
+        _require(mask.shape == (size, width) and (mask == real).all(), "the mask is not that of the real steps")
     return real
 
 

@@ -27,9 +27,7 @@ def _names(known: Sequence[str], what: str):
 def _interpreter(text: str) -> tuple[str, str]:
     engine, separator, python = text.partition("=")
     if not separator or engine not in ENGINES or not python:
-        raise argparse.ArgumentTypeError(
-            f"--env got {text!r}, wanted ENGINE=PYTHON with ENGINE of {','.join(ENGINES)}"
-        )
+        raise argparse.ArgumentTypeError(f"--env got {text!r}, wanted ENGINE=PYTHON with ENGINE of {','.join(ENGINES)}")
     return engine, python
 
 
@@ -90,9 +88,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         from . import plot
 
         plot.save(result, args.plot)
-    broken = any(
-        "wrong" in cell or "failed" in cell for cells in result["rows"].values() for cell in cells.values()
-    )
+    broken = any("wrong" in cell or "failed" in cell for cells in result["rows"].values() for cell in cells.values())
     return 1 if broken or "failed" in result["own_checks"] else 0
 
 
@@ -108,9 +104,7 @@ def _measure(args: argparse.Namespace, loads: dict[str, Any], pythons: dict[str,
 
     for workload in loads.values():
         found = runner.run_workload(workload, pythons, args.quick, rounds, seconds, say)
-        result["versions"] |= {
-            engine: info for engine, info in found["engines"].items() if "failed" not in info
-        }
+        result["versions"] |= {engine: info for engine, info in found["engines"].items() if "failed" not in info}
         result["rows"] |= found["rows"]
         for row in workload.rows:
             result["verdicts"][row.name] = report.verdict(row, workload, found["rows"][row.name])

@@ -92,8 +92,7 @@ def compilations(calls: int) -> dict[str, int]:
     keys = list(jax.random.split(jax.random.key(0), calls))
     priorities = [jnp.full(8, float(i + 1)) for i in range(calls)]
     added = [
-        ({"observation": np.full((4, 10, 4), float(i), np.float32)}, np.full(4, 10, np.int32))
-        for i in range(calls)
+        ({"observation": np.full((4, 10, 4), float(i), np.float32)}, np.full(4, 10, np.int32)) for i in range(calls)
     ]
     first = 0
     for i in range(calls):

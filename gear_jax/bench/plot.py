@@ -31,9 +31,7 @@ def save(result: Mapping[str, Any], path: str) -> None:
 
     names = [name for name, cells in result["rows"].items() if "seconds" in cells.get(OURS, {})]
     if not names:
-        raise ValueError(
-            "--plot shows speeds relative to gear_jax, and it was not measured: add it to --engines"
-        )
+        raise ValueError("--plot shows speeds relative to gear_jax, and it was not measured: add it to --engines")
     figure, axes = plt.subplots(figsize=(8, 1.2 + 0.32 * len(names)), layout="constrained")
     for peer in PEERS:
         points = [
@@ -43,18 +41,14 @@ def save(result: Mapping[str, Any], path: str) -> None:
         ]
         if points:
             x, y = zip(*points, strict=True)
-            axes.scatter(
-                x, y, s=42, color=_COLOURS[peer], label=peer, zorder=3, edgecolor="white", linewidth=0.6
-            )
+            axes.scatter(x, y, s=42, color=_COLOURS[peer], label=peer, zorder=3, edgecolor="white", linewidth=0.6)
     axes.axvline(1.0, color="black", linewidth=1.5, label=OURS)
     axes.set_xscale("log")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="both", color="#dddddd", linewidth=0.6)
     axes.set_xlabel(f"time of a call / time of {OURS} (right of the line: slower than {OURS})")
-    axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, 1.0 + 1.1 / len(names)), ncols=6, frameon=False, fontsize=8
-    )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.0 + 1.1 / len(names)), ncols=6, frameon=False, fontsize=8)
     host = result["machine"]
     figure.suptitle(f"{host['processor']}, {host['cores']} cores", fontsize=9)
     figure.savefig(path, dpi=140)

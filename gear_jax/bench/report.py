@@ -21,9 +21,7 @@ _CEILING_VARIANT = "2 threads"
 def machine() -> dict[str, Any]:
     """The processor, cores and memory of this machine."""
     with open("/proc/cpuinfo") as info:
-        model = next(
-            (line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.machine()
-        )
+        model = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.machine())
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": model,
@@ -84,9 +82,7 @@ def figure(row: Row, workload: Workload, cell: Mapping[str, Any]) -> str:
     if "seconds" not in cell:
         return "WRONG" if "wrong" in cell else "failed" if "failed" in cell else "-"
     seconds = cell["seconds"]
-    value = {"GB/s": workload.row_bytes(row) / seconds / 1e9, "ms": seconds * 1e3, "us": seconds * 1e6}[
-        row.unit
-    ]
+    value = {"GB/s": workload.row_bytes(row) / seconds / 1e9, "ms": seconds * 1e3, "us": seconds * 1e6}[row.unit]
     text = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
     return text + cell.get("mark", "") + ("»" if cell.get("pipeline") else "")
 
@@ -105,15 +101,13 @@ def speed_lines(result: Mapping[str, Any], loads: Mapping[str, Workload]) -> lis
     lines = [["row", "unit", *engines]]
     for workload, row in _rows(result, loads):
         cells = result["rows"][row.name]
-        lines.append(
-            [row.name, row.unit, *(figure(row, workload, cells.get(engine, {})) for engine in engines)]
-        )
+        lines.append([row.name, row.unit, *(figure(row, workload, cells.get(engine, {})) for engine in engines)])
     return lines
 
 
 def verdict_lines(result: Mapping[str, Any], loads: Mapping[str, Workload]) -> list[list[str]]:
     """The table of verdicts, its header first."""
-    lines = [["row", "target", "ours", "best library", "x", "", "best peer", "x", "memcpy x", "verdict"]]
+    lines = [["row", "target", "ours", "best library", "x", "", "best peer", "x", "2-thread memcpy x", "verdict"]]
     for workload, row in _rows(result, loads):
         cells, found = result["rows"][row.name], result["verdicts"][row.name]
         named = []
@@ -187,9 +181,7 @@ def problems(result: Mapping[str, Any]) -> list[str]:
             for kind in ("unsupported", "failed", "wrong"):
                 if kind in cell:
                     found.setdefault(f"{engine}: {kind}: {cell[kind]}", []).append(name)
-    found = {
-        reason: rows for reason, rows in found.items() if not reason.startswith(f"{CEILING}: unsupported")
-    }
+    found = {reason: rows for reason, rows in found.items() if not reason.startswith(f"{CEILING}: unsupported")}
     return [f"{reason} ({', '.join(rows)})" for reason, rows in found.items()]
 
 
@@ -197,8 +189,7 @@ def as_text(lines: list[list[str]]) -> str:
     """Lines of cells as aligned columns."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rendered = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     ]
     return "\n".join([rendered[0], "-" * max(map(len, rendered)), *rendered[1:]])
 
@@ -217,8 +208,7 @@ def tables(result: Mapping[str, Any], loads: Mapping[str, Workload], markdown: b
         f"{host['processor']}, {host['cores']} cores, {host['memory_gb']} GB. "
         f"Medians of {result['options']['rounds']} rounds.",
         render(speed_lines(result, loads)),
-        "GB/s: more is better. ms, us: less is better. ~ the nearest thing that it has. "
-        "» mean of a running pipeline.",
+        "GB/s: more is better. ms, us: less is better. ~ the nearest thing that it has. » mean of a running pipeline.",
     ]
     if OURS in result["options"]["engines"]:
         parts.append(render(verdict_lines(result, loads)))

@@ -54,9 +54,7 @@ def missing(engine: str, python: str) -> str | None:
     module = ENGINES[engine][2]
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
-        done = subprocess.run(
-            [python, "-c", code], env=_environment(engine), capture_output=True, timeout=120
-        )
+        done = subprocess.run([python, "-c", code], env=_environment(engine), capture_output=True, timeout=120)
     except OSError as error:
         return f"cannot run {python}: {error.strerror}"
     return f"{module} is not installed for {python} (see --make-envs)" if done.returncode else None
@@ -64,9 +62,7 @@ def missing(engine: str, python: str) -> str | None:
 
 def _environment(engine: str) -> dict[str, str]:
     found = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    if (
-        engine == "gear_jax"
-    ):  # only here: this folder may be a site-packages with libraries the peers must not see
+    if engine == "gear_jax":  # only here: this folder may be a site-packages with libraries the peers must not see
         paths = [str(_HERE.parent.parent), *filter(None, found.get("PYTHONPATH", "").split(os.pathsep))]
         found["PYTHONPATH"] = os.pathsep.join(paths)
     return found
@@ -224,9 +220,7 @@ def _start(
         result["rows"][row.name][engine] = cell
 
 
-def _time(
-    engine: str, index: int, seconds: float, processes: dict[str, Process], result: dict[str, Any]
-) -> None:
+def _time(engine: str, index: int, seconds: float, processes: dict[str, Process], result: dict[str, Any]) -> None:
     cell = list(result["rows"].values())[index][engine]
     if "rounds" not in cell:
         return

@@ -9,9 +9,7 @@ _MOST_CALLS = 20_000
 _WARM_CALLS = 2
 
 
-def time_calls(
-    run: Callable[[], Any], seconds: float, pipeline: bool = False, fewest: int = 3
-) -> tuple[float, int]:
+def time_calls(run: Callable[[], Any], seconds: float, pipeline: bool = False, fewest: int = 3) -> tuple[float, int]:
     """Runs a call again and again, as a training loop would: a batch is dropped when the next one is there.
 
     Args:

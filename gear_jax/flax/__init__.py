@@ -1,8 +1,9 @@
 """The replay table inside Flax modules: `LinenReplay` (Linen) and `NNXReplay` (NNX).
 
-Both hold a `gear_jax.ReplayState` and have the methods of `gear_jax.Replay` without the state among their arguments. The
-table is no parameter: Linen keeps it in a collection of its own (`COLLECTION`, "replay"), NNX in a `ReplayVariable`, so
-gradients, optimizers and `nnx.Param` filters pass it by.
+Both hold a `gear_jax.ReplayState` and have the methods of `gear_jax.Replay` without the state among their
+arguments. The table is no parameter: Linen keeps it in a collection of its own (`COLLECTION`, "replay"), NNX in a
+`ReplayVariable`, so gradients, optimizers and `nnx.Param` filters pass it by. Methods may be called in a function
+that is being differentiated: what they are given (priorities formed from a loss, say) counts as constant.
 
 What a jitted step does to the table is in place only if the step donates it:
 

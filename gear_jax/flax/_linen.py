@@ -6,6 +6,7 @@ import jax
 from flax import linen as nn
 
 from gear_jax._errors import value_error
+from gear_jax.flax._constant import constant
 from gear_jax.replay import Handle, Replay, ReplayState, Sample
 
 COLLECTION = "replay"
@@ -15,8 +16,8 @@ COLLECTION = "replay"
 class LinenReplay(nn.Module):
     """A replay table whose `ReplayState` is the variable "state" of the collection "replay".
 
-    Use it alone or as a submodule. Every method but `can_sample` and `__call__` changes the table, so `apply` must be given
-    `mutable=["replay"]`, and the collection that it returns takes the place of the old one:
+    Use it alone or as a submodule. Every method but `can_sample` and `__call__` changes the table, so `apply` must be
+    given `mutable=["replay"]`, and the collection that it returns takes the place of the old one:
 
         table = LinenReplay(gear_jax.make_replay(spec))
         variables = table.init(jax.random.key(0))
@@ -41,22 +42,30 @@ class LinenReplay(nn.Module):
                 f"variables[{COLLECTION!r}]", got="no state of this table", wanted="the collection that init returned",
                 fix="Give apply all of it: module.apply({'params': params, 'replay': replay}, ...).",
             )  # fmt: skip
-        self.state = self.variable(COLLECTION, "state", self._init)
+        key = self.make_rng(COLLECTION) if self.is_initializing() and self._has_stream() else None
+        self.state = self.variable(COLLECTION, "state", self.replay.init, key)
 
     def __call__(self) -> ReplayState:
         """The state held: for `Replay.stats`, `gear_jax.checkpoint.save` and the like."""
         return self.state.value
 
     def add(self, trajectories: Any, lengths: Any, priorities: Any = None) -> Handle:
-        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths `int32[A]`, priorities `float32[A]`; handles `[A]`."""
+        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths `int32[A]`, priorities `float32[A]`.
+
+        Returns the handles `[A]`.
+        """
         self._check_mutable("add")
-        self.state.value, handles = self.replay.add(self.state.value, trajectories, lengths, priorities)
+        args = constant((trajectories, lengths, priorities))
+        self.state.value, handles = self.replay.add(self.state.value, *args)
         return handles
 
     def append(self, stream: Any, step: Any, done: Any) -> Handle:
-        """As `Replay.append`: stream `int32[K]`, step `[K, *shape]`, done `bool[K]`; handles `[K]` of what was closed."""
+        """As `Replay.append`: stream `int32[K]`, step `[K, *shape]`, done `bool[K]`.
+
+        Returns the handles `[K]` of the trajectories that were closed.
+        """
         self._check_mutable("append")
-        self.state.value, handles = self.replay.append(self.state.value, stream, step, done)
+        self.state.value, handles = self.replay.append(self.state.value, *constant((stream, step, done)))
         return handles
 
     def sample(self, batch_size: int, key: jax.Array | None = None, out: Sample | None = None) -> Sample:
@@ -84,14 +93,11 @@ class LinenReplay(nn.Module):
     def update_priorities(self, handles: Handle, priorities: Any) -> None:
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
         self._check_mutable("update_priorities")
-        self.state.value = self.replay.update_priorities(self.state.value, handles, priorities)
+        self.state.value = self.replay.update_priorities(self.state.value, handles, constant(priorities))
 
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
         return self.replay.can_sample(self.state.value)
-
-    def _init(self) -> ReplayState:
-        return self.replay.init(self.make_rng(COLLECTION) if self._has_stream() else None)
 
     def _has_stream(self) -> bool:
         # make_rng falls back on "params".
@@ -101,6 +107,6 @@ class LinenReplay(nn.Module):
         # Before anything runs: an eager call consumes the state, and could not give the next one back.
         if not self.is_mutable_collection(COLLECTION):
             raise value_error(
-                f"{method}: collection {COLLECTION!r}", got="immutable", wanted="mutable: this method changes the table",
+                f"{method}: collection {COLLECTION!r}", got="immutable", wanted="mutable: the method changes it",
                 fix=f"Write apply(..., mutable=[{COLLECTION!r}]) and keep the collection that it returns.",
             )  # fmt: skip

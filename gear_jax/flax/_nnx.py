@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 
 from gear_jax._errors import type_error, value_error
+from gear_jax.flax._constant import constant
 from gear_jax.replay import Handle, Replay, ReplayState, Sample
 
 STREAM = "replay"
@@ -24,16 +25,16 @@ class NNXReplay(nnx.Module):
 
     Use it alone or as a submodule, outside or inside `nnx.jit`, `nnx.scan`, `nnx.grad`, ...
 
-    `nnx.jit` takes a module's arrays in and hands new ones out. To keep the table's memory, donate the argument that is (or
-    holds) the module; without that each call copies the whole table:
+    `nnx.jit` takes a module's arrays in and hands new ones out. To keep the table's memory, donate the argument that
+    is (or holds) the module; without that each call copies the whole table:
 
         @nnx.partial(nnx.jit, donate_argnames=("table",))
         def train_step(model, optimizer, table): ...
 
     NNX puts the results back into the module, so the module stays usable after the call; only arrays taken out of it
-    before (`nnx.state`, `nnx.split`) are gone. So it is outside jit, where each call consumes the state that the module
-    holds and puts the next in its place. `gear_jax.assert_in_place(train_step, model, optimizer, table)` finds what still
-    copies.
+    before (`nnx.state`, `nnx.split`) are gone. So it is outside jit, where each call consumes the state that the
+    module holds and puts the next in its place. `gear_jax.assert_in_place(train_step, model, optimizer, table)` finds
+    what still copies.
 
     Attributes:
       replay: the `gear_jax.Replay` whose functions are used.
@@ -50,7 +51,8 @@ class NNXReplay(nnx.Module):
             itself. None: `sample` must be given keys.
         """
         if not isinstance(replay, Replay):
-            raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix="Pass gear_jax.make_replay(...).")
+            fix = "Pass gear_jax.make_replay(...)."
+            raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix=fix)
         self.replay = replay
         self.rngs = None if rngs is None else rngs[STREAM].fork()
         self.state = ReplayVariable(replay.init(None if self.rngs is None else self.rngs()))
@@ -60,14 +62,20 @@ class NNXReplay(nnx.Module):
         return self.state.get_value()
 
     def add(self, trajectories: Any, lengths: Any, priorities: Any = None) -> Handle:
-        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths `int32[A]`, priorities `float32[A]`; handles `[A]`."""
-        state, handles = self.replay.add(self(), trajectories, lengths, priorities)
+        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths `int32[A]`, priorities `float32[A]`.
+
+        Returns the handles `[A]`.
+        """
+        state, handles = self.replay.add(self(), *constant((trajectories, lengths, priorities)))
         self.state.set_value(state)
         return handles
 
     def append(self, stream: Any, step: Any, done: Any) -> Handle:
-        """As `Replay.append`: stream `int32[K]`, step `[K, *shape]`, done `bool[K]`; handles `[K]` of what was closed."""
-        state, handles = self.replay.append(self(), stream, step, done)
+        """As `Replay.append`: stream `int32[K]`, step `[K, *shape]`, done `bool[K]`.
+
+        Returns the handles `[K]` of the trajectories that were closed.
+        """
+        state, handles = self.replay.append(self(), *constant((stream, step, done)))
         self.state.set_value(state)
         return handles
 
@@ -95,7 +103,7 @@ class NNXReplay(nnx.Module):
 
     def update_priorities(self, handles: Handle, priorities: Any) -> None:
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
-        self.state.set_value(self.replay.update_priorities(self(), handles, priorities))
+        self.state.set_value(self.replay.update_priorities(self(), handles, constant(priorities)))
 
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""

@@ -80,9 +80,9 @@ def gather(
     plan = _plan(leaves, tree, windows, p * s, t)
     ticket = _registry.new_ticket() if ticket is None else ticket
     outs = () if out is None else _recycled(out, leaves, tree, slots.shape[0], plan)
-    data, masks, ticket = _call(plan)(slots, starts, lengths, ticket, leaves, jax.tree.leaves(after), list(outs))
+    data, masks, last = _call(plan)(slots, starts, lengths, ticket, leaves, jax.tree.leaves(after), list(outs))
     mask = [masks[m] for m in plan.mask_of]
-    return tree.unflatten(data), tree.unflatten(mask), ticket
+    return tree.unflatten(data), tree.unflatten(mask), last
 
 
 def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = None) -> tuple[Any, jax.Array]:
@@ -106,8 +106,8 @@ def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = Non
     )  # fmt: skip
     ticket = _registry.new_ticket() if ticket is None else ticket
     zero = jnp.zeros_like(slots)
-    data, _, ticket = _call(plan)(slots, zero, zero + 1, ticket, leaves, [], [])
-    return tree.unflatten(data), ticket
+    data, _, last = _call(plan)(slots, zero, zero + 1, ticket, leaves, [], [])
+    return tree.unflatten(data), last
 
 
 def broadcast_windows(tree, windows) -> list[Any]:
@@ -150,10 +150,13 @@ class _Box:
 def _plan(leaves, tree, windows, slots: int, steps: int) -> Plan:
     offsets, lengths, anchored, pads, values = [], [], [], [], []
     for leaf, window in zip(leaves, broadcast_windows(tree, windows), strict=True):
-        whole = window is None or window.length is None
-        offsets.append(0 if whole else window.offset)
-        lengths.append(steps if whole else window.length)
-        anchored.append(not whole)
+        if window is None or window.length is None:
+            offset, length, placed = 0, steps, False
+        else:
+            offset, length, placed = window.offset, window.length, True
+        offsets.append(offset)
+        lengths.append(length)
+        anchored.append(placed)
         pads.append(PAD_NUMBERS["around" if window is None else window.pad])
         values.append(_pad_bytes(0 if window is None else window.pad_value, leaf.dtype))
     kinds = list(zip(offsets, lengths, anchored, pads, strict=True))

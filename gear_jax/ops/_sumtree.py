@@ -41,6 +41,8 @@ def sumtree_sample(
     sums: jax.Array,
     bits: jax.Array,
     *,
+    draws: int | None = None,
+    stratified: bool = False,
     roots: jax.Array | None = None,
     first: jax.Array | int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -49,7 +51,10 @@ def sumtree_sample(
     Args:
       mass: `float32[P, S]`, finite and not negative.
       sums: `float32[P, M]`, as `sumtree_update` keeps them.
-      bits: `uint32[B, 2]`, random.
+      bits: `uint32[B, 2]`, random; or a key `uint32[2]`, of which the handler makes them (Threefry-2x32, many threads).
+      draws: B, static; only with a key.
+      stratified: draw i falls in the i-th of B even parts of the mass. Each slot is drawn as often on average, with less
+        variance, and slots come in ascending order, which is the faster for it.
       roots: `float32[P']`, the mass of every partition of the whole table where only some are held here; None: all are.
       first: the number of the first partition held here.
 
@@ -64,20 +69,20 @@ def sumtree_sample(
     Transformations: under vmap one draw follows another (`vmap_method="sequential"`); nothing is broadcast.
     """
     _check_tree(mass, sums)
-    if bits.ndim != 2 or bits.shape[1] != 2 or bits.dtype != jnp.uint32:
-        raise value_error(
-            "bits", got=f"{bits.dtype}{list(bits.shape)}", wanted="uint32[B, 2]", fix="Use jax.random.bits."
-        )
+    if bits.dtype != jnp.uint32 or bits.shape != ((2,) if draws is not None else (*bits.shape[:1], 2)):
+        wanted = "uint32[2] with draws=B" if draws is not None else "uint32[B, 2]"
+        raise value_error("bits", got=f"{bits.dtype}{list(bits.shape)}", wanted=wanted, fix="Use jax.random.bits.")
     roots = sumtree_roots(sums) if roots is None else roots
     _check_floats("roots", roots, (roots.size,))
     first = jnp.asarray(first, jnp.int32).reshape(1)
-    n = bits.shape[0]
+    n = bits.shape[0] if draws is None else draws
     results = [((n,), jnp.int32), ((n,), jnp.float32), ((1,), jnp.float32)]
     slot, drawn, total = _registry.call(
         "gear_sumtree_sample",
         [jax.ShapeDtypeStruct(*r) for r in results],
         [roots, first, mass, sums, bits],
         vmap_method="sequential",
+        stratified=stratified,
     )
     return slot, drawn, total
 

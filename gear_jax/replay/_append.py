@@ -25,7 +25,8 @@ from gear_jax.replay._state import (
 
 def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
     """See `Replay.append`."""
-    if state.streams is None:
+    opened = state.streams
+    if opened is None:
         raise value_error(
             "append", got="a replay without streams", wanted="streams=N", fix="Write make_replay(..., streams=N)."
         )
@@ -45,19 +46,19 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
 
     known = (stream >= 0) & (stream < config.streams)
     at = jnp.where(known, stream, 0)
-    state = _open(config, state, jnp.where(known, stream, config.streams), known & (state.streams.slot[at] < 0))
-    slot = jnp.where(known, state.streams.slot[at], -1)
-    position = state.streams.length[at]
+    to = jnp.where(known, stream, config.streams)
+    state, opened = _open(config, state, opened, to, known & (opened.slot[at] < 0))
+    slot = jnp.where(known, opened.slot[at], -1)
+    position = opened.length[at]
     rows = config.tree.unflatten([v[:, None] for v in values])
     columns = ops.scatter(
         state.columns, slot, rows, jnp.ones((k,), jnp.int32), jnp.where(slot >= 0, position, 0), ticket=state.ticket
     )
     length = position + 1
     close = (slot >= 0) & (done | (length >= config.steps))
-    to = jnp.where(known, stream, config.streams)
     streams = Streams(
-        state.streams.slot.at[to].set(jnp.where(close, -1, slot), mode="drop"),
-        state.streams.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
+        opened.slot.at[to].set(jnp.where(close, -1, slot), mode="drop"),
+        opened.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
     )
     number = state.clock[1] + jnp.arange(k, dtype=jnp.uint32)
     partition = jnp.maximum(slot, 0) // config.slots
@@ -77,8 +78,8 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     return set_priorities(config, state, closed, priority, length), Handle(closed, generation)
 
 
-def _open(config: Config, state: ReplayState, stream, needs) -> ReplayState:
-    """Gives a slot to each stream that needs one; what was in it is gone from here on."""
+def _open(config: Config, state: ReplayState, streams: Streams, stream, needs) -> tuple[ReplayState, Streams]:
+    """Gives a slot to each `stream` that `needs` one; what was in it is gone from here on."""
     # The rule of placement with A = N and a = the stream's number: a stream keeps to its own partitions.
     n = config.streams
     needs = jnp.zeros((n,), bool).at[stream].set(needs, mode="drop")
@@ -86,13 +87,13 @@ def _open(config: Config, state: ReplayState, stream, needs) -> ReplayState:
     slot, cursor = _placement.choose_slots(config, state, partition, needs)
     old_length, generation, ticket = read_rows(state, slot)
     opened = slot >= 0
-    streams = Streams(jnp.where(opened, slot, state.streams.slot), jnp.where(opened, 0, state.streams.length))
+    streams = Streams(jnp.where(opened, slot, streams.slot), jnp.where(opened, 0, streams.length))
     state = state.replace(
         cursor=cursor,
-        streams=streams,
         ticket=ticket,
         counters=tally(state.counters, partition, {Counter.EVICTED: old_length > 0}),
     )
     # The generation rises at once: handles of what was there are stale before the slot is closed.
     state = write_rows(state, slot, length=jnp.zeros((n,), jnp.int32), generation=generation + np.uint32(1))
-    return set_priorities(config, state, slot, jnp.zeros((n,), jnp.float32), jnp.zeros((n,), jnp.int32))
+    zeros = jnp.zeros((n,), jnp.float32)
+    return set_priorities(config, state, slot, zeros, jnp.zeros((n,), jnp.int32)), streams

@@ -63,7 +63,7 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
         for path, x in jax.tree.leaves_with_path(state.columns):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             columns.setdefault((_hlo_dtype(x.dtype), _squeeze(x.shape)), name)
-    for opcode, name, line in column_sized(text, columns):
+    for opcode, name, line in column_sized(text or "", columns):
         raise value_error(
             f"assert_in_place: column {name!r}",
             got=f"`{opcode}` of the whole column in the compiled program ({line.strip()[:160]})",

@@ -10,7 +10,7 @@ from gear_jax import ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.replay import _placement
 from gear_jax.replay._config import Config
-from gear_jax.replay._state import Counter, Handle, ReplayState, add64, read_rows, tally, write_rows
+from gear_jax.replay._state import Counter, Handle, ReplayState, add64, after_reads, read_rows, tally, write_rows
 
 
 def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None):
@@ -55,8 +55,6 @@ def set_priorities(config: Config, state: ReplayState, slot, priority, lengths) 
 
 def update_priorities(config: Config, state: ReplayState, handles: Handle, priorities: Any) -> ReplayState:
     """See `Replay.update_priorities`."""
-    if not isinstance(handles, Handle):
-        raise type_error("handles", got=type(handles).__name__, wanted="a Handle", fix="Pass Sample.handles.")
     if handles.slot.shape != handles.generation.shape:
         got = f"slot {handles.slot.shape}, generation {handles.generation.shape}"
         raise value_error("handles", got=got, wanted="one shape", fix="Pass Sample.handles.")
@@ -72,7 +70,7 @@ def update_priorities(config: Config, state: ReplayState, handles: Handle, prior
         counters=tally(state.counters, partition, counts),
         max_priority=raise_max(state.max_priority, partition, priority, fresh & good),
     )
-    return set_priorities(config, state, jnp.where(fresh & good, slot, -1), priority, lengths)
+    return after_reads(set_priorities(config, state, jnp.where(fresh & good, slot, -1), priority, lengths))
 
 
 def acceptable(priority: jax.Array) -> jax.Array:

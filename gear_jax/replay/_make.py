@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from gear_jax import ops
 from gear_jax._errors import type_error, value_error
@@ -144,21 +145,17 @@ class Replay:
         Returns:
           The next state and a `Sample`.
         """
+        _check_type("sample", state)
         batch_size = _sample.check_batch(batch_size)
-        if out is not None and not isinstance(out, Sample):
-            raise type_error(
-                "out", got=type(out).__name__, wanted="a Sample", fix="Pass an earlier sample of this replay."
-            )
-        if out is not None:
-            out = out.data, out.mask
-        if _traced(state.ticket, key, *jax.tree.leaves(out)):
-            return _sample.sample(self.config, state, key, batch_size, out)
+        old = None if out is None else _recyclable(out)
+        if _traced(state.ticket, key, *jax.tree.leaves(old)):
+            return _checked("sample", _sample.sample, self.config, state, key, batch_size, old)
         # Columns with the same window share a mask: it crosses the jit boundary once.
         kinds = self.config.mask_kinds
-        if out is not None:
-            masks = self.config.tree.flatten_up_to(out[1])
-            out = self.config.tree.flatten_up_to(out[0]), [masks[kinds.index(k)] for k in range(max(kinds) + 1)]
-        state, (sample, masks) = self._run("sample", self._sample_once, state, key, batch_size, out)
+        if old is not None:
+            masks = self.config.tree.flatten_up_to(old[1])
+            old = self.config.tree.flatten_up_to(old[0]), [masks[kinds.index(k)] for k in range(max(kinds) + 1)]
+        state, (sample, masks) = self._run("sample", self._sample_once, state, key, batch_size, old)
         return state, sample.replace(mask=self.config.tree.unflatten([masks[k] for k in kinds]))
 
     def _sample_once(self, config: Config, state, key, batch_size: int, out):
@@ -178,10 +175,13 @@ class Replay:
             several handles to one trajectory the last one wins.
           priorities: `float32`, of the handles' shape. NaN, infinite and negative ones change nothing and are counted.
         """
+        if not isinstance(handles, Handle):
+            raise type_error("handles", got=type(handles).__name__, wanted="a Handle", fix="Pass Sample.handles.")
         return self._run("update_priorities", _insert.update_priorities, state, handles, priorities)
 
     def can_sample(self, state: ReplayState) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
+        _check_type("can_sample", state)
         if not _traced(state.ticket):
             _check_alive("can_sample", state)
         return jnp.any(ops.sumtree_roots(state.sums) > 0)
@@ -193,6 +193,7 @@ class Replay:
         `evicted`), updates that changed nothing (`stale_updates`, `rejected_priorities`), rows `sampled`, the largest
         priority seen, and `open_streams`.
         """
+        _check_type("stats", state)
         if _traced(state.ticket):
             raise type_error(
                 "stats: state", got="a traced state", wanted="a concrete one", fix="Call stats outside jit."
@@ -212,12 +213,9 @@ class Replay:
         return result
 
     def _run(self, name: str, function, state, *args):
-        if not isinstance(state, ReplayState):
-            raise type_error(
-                f"{name}: state", got=type(state).__name__, wanted="a ReplayState", fix="Pass replay.init()."
-            )
+        _check_type(name, state)
         if _traced(state.ticket, *jax.tree.leaves(args)):
-            return function(self.config, state, *args)
+            return _checked(name, function, self.config, state, *args)
         _check_alive(name, state)
         return self._jitted(name, function)(state, *args)
 
@@ -226,13 +224,39 @@ class Replay:
         if compiled is None:
             static = (2,) if name == "sample" else ()
             donated = {"init": (), "sample": (0, 3)}.get(name, (0,)) if self.donate else {"sample": (3,)}.get(name, ())
-            compiled = jax.jit(functools.partial(function, self.config), static_argnums=static, donate_argnums=donated)
+            run = functools.partial(function, self.config)
+            if name != "init":
+                run = functools.partial(_checked, name, function, self.config)
+            compiled = jax.jit(run, static_argnums=static, donate_argnums=donated)
             self._compiled[name] = compiled
         return compiled
 
 
+def _checked(name: str, function, config: Config, state: ReplayState, *args):
+    """Calls a function of a state that has been seen to be of this table; runs at trace time only."""
+    _state.check_table(name, config, state)
+    return function(config, state, *args)
+
+
+def _recyclable(out: Any):
+    """The (data, mask) of a sample whose memory may be taken."""
+    if not isinstance(out, Sample):
+        raise type_error("out", got=type(out).__name__, wanted="a Sample", fix="Pass an earlier sample of this replay.")
+    if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(out.data)):
+        raise value_error(
+            "out", got="a sample that an earlier call has consumed", wanted="one whose memory is still its own",
+            fix="Pass the last sample, and pass each only once.",
+        )  # fmt: skip
+    return out.data, out.mask
+
+
+def _check_type(name: str, state: Any) -> None:
+    if not isinstance(state, ReplayState):
+        raise type_error(f"{name}: state", got=type(state).__name__, wanted="a ReplayState", fix="Pass replay.init().")
+
+
 def _traced(*leaves) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in leaves)
+    return any(isinstance(x, Tracer) for x in leaves)
 
 
 def _check_alive(name: str, state: ReplayState) -> None:

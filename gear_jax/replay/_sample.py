@@ -9,7 +9,7 @@ import numpy as np
 from gear_jax import ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.replay._config import Config
-from gear_jax.replay._state import Counter, Handle, ReplayState, Sample, index, read_rows, tally
+from gear_jax.replay._state import Counter, Handle, ReplayState, Sample, after_reads, index, read_rows, tally
 from gear_jax.windows import draw_anchor
 
 
@@ -21,13 +21,15 @@ def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, 
     slot = chosen.slot
     valid = slot >= 0
     length, generation, ticket = read_rows(state, slot)
-    anchor = draw_anchor(config.anchor, key, length)
+    anchor = draw_anchor(config.anchor, key, length, config.steps)
+    # A row that is not valid has length 0, so that any slot gives padding; -1 would be a fault under GEAR_JAX_CHECKS.
+    at = jnp.maximum(slot, 0)
     data, mask, ticket = ops.gather(
-        state.columns, slot, anchor, length, config.window_tree, ticket=ticket, after=chosen, out=out
+        state.columns, at, anchor, length, config.window_tree, ticket=ticket, after=chosen, out=out
     )
     # Of the table as a whole, so it goes to the first partition.
     counters = tally(state.counters, jnp.zeros_like(slot), {Counter.SAMPLED: valid})
-    state = state.replace(ticket=ticket, selector=selector_state, counters=counters)
+    state = after_reads(state.replace(ticket=ticket, selector=selector_state, counters=counters))
     handles = Handle(slot, generation)
     return state, Sample(data, mask, handles, anchor, length, chosen.probability, chosen.weight, valid)
 

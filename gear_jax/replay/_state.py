@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 
 from gear_jax import ops
+from gear_jax._errors import value_error
 from gear_jax.replay._config import Config
 from gear_jax.selectors import Index
 
@@ -23,8 +24,7 @@ class Counter(enum.IntEnum):
     SAMPLED = 4
 
 
-@struct.dataclass
-class Handle:
+class Handle(struct.PyTreeNode):
     """Names a trajectory for as long as it is there.
 
     Attributes:
@@ -36,8 +36,7 @@ class Handle:
     generation: jax.Array
 
 
-@struct.dataclass
-class Sample:
+class Sample(struct.PyTreeNode):
     """A batch.
 
     Attributes:
@@ -61,8 +60,7 @@ class Sample:
     valid: jax.Array
 
 
-@struct.dataclass
-class Streams:
+class Streams(struct.PyTreeNode):
     """The open slots of `append`.
 
     Attributes:
@@ -74,8 +72,7 @@ class Streams:
     length: jax.Array
 
 
-@struct.dataclass
-class ReplayState:
+class ReplayState(struct.PyTreeNode):
     """A replay table.
 
     Attributes:
@@ -136,6 +133,28 @@ def init(config: Config, key: jax.Array) -> ReplayState:
     )
 
 
+def check_table(name: str, config: Config, state: ReplayState) -> None:
+    """Refuses the state of another table.
+
+    Raises:
+      ValueError: if the columns have other names, shapes or dtypes than `init` gives them, or the streams are others.
+    """
+
+    def describe(leaves, streams):
+        return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves) + f" and {streams} streams"
+
+    lead = config.partitions, config.slots, config.steps
+    wanted = [((*lead, *c.shape), jnp.dtype(c.dtype)) for c in config.columns]
+    leaves, tree = jax.tree.flatten(state.columns)
+    got = [(x.shape, jnp.dtype(x.dtype)) for x in leaves]
+    streams = 0 if state.streams is None else state.streams.slot.shape[0]
+    if (tree, got, streams) != (config.tree, wanted, config.streams):
+        raise value_error(
+            f"{name}: state", got=f"columns {describe(got, streams)}", wanted=describe(wanted, config.streams),
+            fix="Pass a state that this replay's own init made, or one restored into it.",
+        )  # fmt: skip
+
+
 def index(state: ReplayState) -> Index:
     """What selectors see of a state."""
     return Index(state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1])
@@ -149,6 +168,17 @@ def read_rows(state: ReplayState, slots: jax.Array) -> tuple[jax.Array, jax.Arra
     """
     (length, generation), ticket = ops.gather_rows((state.length, state.generation), slots, ticket=state.ticket)
     return length, generation, ticket
+
+
+def after_reads(state: ReplayState) -> ReplayState:
+    """The state with all that was read of it made to wait for the ticket.
+
+    Where a branch of `lax.cond` ends with a read of what it has written, XLA copies the whole array out of the branch
+    unless the array that leaves it depends on that read.
+    """
+    names = ("columns", "length", "generation", "sequence", "priority", "mass", "sums", "ticket")
+    values = jax.lax.optimization_barrier([getattr(state, name) for name in names])
+    return state.replace(**dict(zip(names, values, strict=True)))
 
 
 def write_rows(state: ReplayState, slots: jax.Array, **rows: jax.Array) -> ReplayState:

@@ -15,8 +15,6 @@ from gear_jax import _random, ops
 
 NEVER = np.int32(-(2**31))
 """The rank of a slot that may not be taken."""
-SELECT_STREAM = 0
-"""The words of a key that draw slots."""
 
 
 class Index(NamedTuple):
@@ -116,7 +114,8 @@ def priority_rank(index: Index) -> jax.Array:
     return jnp.maximum(jax.lax.bitcast_convert_type(index.priority, jnp.int32), 0)  # -0.0 is a zero like any other
 
 
-def draw_by_mass(index: Index, key: jax.Array, batch_size: int):
-    """Independent draws with probability mass / total: (slot, probability)."""
-    slot, drawn, total = ops.sumtree_sample(index.mass, index.sums, _random.words(key, SELECT_STREAM, batch_size))
+def draw_by_mass(index: Index, key: jax.Array, batch_size: int, stratified: bool = False):
+    """Draws with probability mass / total: (slot, probability), `[B]` each."""
+    seed = _random.fold(key)
+    slot, drawn, total = ops.sumtree_sample(index.mass, index.sums, seed, draws=batch_size, stratified=stratified)
     return slot, jnp.where(slot >= 0, drawn / total, 0.0)

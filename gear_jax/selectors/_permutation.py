@@ -11,8 +11,7 @@ from gear_jax.selectors import _base
 _ROUNDS = 8
 
 
-@struct.dataclass
-class PermutationState:
+class PermutationState(struct.PyTreeNode):
     """`seed` `uint32[4]`; `epoch` and `position` `uint32[]`: where the walk stands."""
 
     seed: jax.Array
@@ -53,7 +52,8 @@ class Permutation(_base.Selector):
         def walk(carry):
             slots, got, epoch, position = carry
             at = position + jnp.arange(stride, dtype=jnp.uint32)
-            slot = permute(at, bits, state.seed, epoch)
+            # Without the barrier XLA repeats the rounds in each place they are used in (under vmap, 20 s of compilation).
+            slot = jax.lax.optimization_barrier(permute(at, bits, state.seed, epoch))
             inside = (at < np.uint32(domain)) & (slot < np.uint32(capacity))
             slot = jnp.where(inside, slot, np.uint32(0)).astype(jnp.int32)
             hit = inside & (mass[slot] > 0)

@@ -20,15 +20,19 @@ class Prioritized(_base.Selector):
 
     `weight` is (N * probability) ** -beta over the largest of the batch, N being the number of trajectories that can be
     drawn. A priority of zero is never drawn. Masses are cut to [2**-126, 2**96]. Source: Schaul et al., "Prioritized
-    Experience Replay" (ICLR 2016), section 3.3 and 3.4; draws are independent, not stratified.
+    Experience Replay" (ICLR 2016), sections 3.3 and 3.4.
 
     Attributes:
       alpha: exponent of the priorities, >= 0; applied once, when a slot's mass is formed. Priorities stay as given.
       beta: exponent of the importance weights, >= 0. To anneal it, form the weights from `Sample.probability`.
+      stratified: False: the draws are independent. True: draw i falls in the i-th of B even parts of the mass (appendix
+        B.2.1). Every trajectory is drawn as often on average, with less variance, and a large batch is drawn and read
+        faster, because its slots come in ascending order; so do not cut such a batch into parts as it comes.
     """
 
     alpha: float = 0.6
     beta: float = 0.4
+    stratified: bool = False
 
     def __post_init__(self):
         for name in ("alpha", "beta"):
@@ -51,7 +55,7 @@ class Prioritized(_base.Selector):
         return jnp.where(drawn, power, np.float32(0))
 
     def select(self, state, index, key, batch_size):
-        slot, probability = _base.draw_by_mass(index, key, batch_size)
+        slot, probability = _base.draw_by_mass(index, key, batch_size, self.stratified)
         # N cancels out of the normalised weight.
         drawn = slot >= 0
         smallest = jnp.min(jnp.where(drawn, probability, np.float32(np.inf)), initial=np.float32(np.inf))

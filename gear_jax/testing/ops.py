@@ -138,9 +138,9 @@ def _scan(f, tables, rows):
 
 def _nested(f, tables, rows):
     outer = 2 if _size(rows) % 2 == 0 else 1
-    split = lambda tree: jax.tree.map(lambda x: x.reshape(outer, -1, *x.shape[1:]), tree)  # noqa: E731
+    split = lambda tree: jax.tree.map(lambda x: x.reshape(outer, x.shape[0] // outer, *x.shape[1:]), tree)  # noqa: E731
     got = jax.jit(jax.vmap(jax.vmap(f)))(split(tables), split(rows))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), got)
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), got)
 
 
 def _shard_map(f, tables, rows):

@@ -15,7 +15,13 @@ from gear_jax.selectors import Index, Selection, Selector
 
 
 def make_index(
-    selector: Selector, priority: Any, selectable: Any = True, *, length: Any = 1, sequence: Any = None, clock: Any = None
+    selector: Selector,
+    priority: Any,
+    selectable: Any = True,
+    *,
+    length: Any = 1,
+    sequence: Any = None,
+    clock: Any = None,
 ) -> Index:
     """An `Index` as a replay table keeps it.
 

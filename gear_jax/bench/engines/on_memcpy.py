@@ -50,10 +50,7 @@ class Memcpy(NumPy):
     def _copy(self, size: int, threads: int) -> Call:
         w, rng = self.workload, self.rng
         width = w.window or w.steps
-        out = {
-            name: np.zeros((size, width, *column.shape[2:]), column.dtype)
-            for name, column in self.table.items()
-        }
+        out = {name: np.zeros((size, width, *column.shape[2:]), column.dtype) for name, column in self.table.items()}
         plan = []
         for name, column in self.table.items():
             step = column[0, 0].nbytes
@@ -67,9 +64,7 @@ class Memcpy(NumPy):
             first = rng.integers(0, w.steps - width + 1, size)
             for source, target, stride, row_bytes, step in plan:
                 start = first * step
-                copy_rows(
-                    source, target, index.ctypes.data, start.ctypes.data, size, stride, row_bytes, threads
-                )
+                copy_rows(source, target, index.ctypes.data, start.ctypes.data, size, stride, row_bytes, threads)
             return out
 
         name = "1 thread" if threads == 1 else f"{threads} threads"

@@ -53,9 +53,7 @@ class NumPy(Engine):
     def _slices(self, size: int) -> Call:
         table, stored, rng, lengths = self.table, self.workload.stored, self.rng, self.length
         width = self.workload.window or 0
-        out = {
-            name: np.zeros((size, width, *column.shape[2:]), column.dtype) for name, column in table.items()
-        }
+        out = {name: np.zeros((size, width, *column.shape[2:]), column.dtype) for name, column in table.items()}
         mask = np.empty((size, width), bool)
         steps = np.arange(width)
 

@@ -65,9 +65,7 @@ class TorchRL(Engine):
         size = row.size * (w.window or 1)
         found = [Call("sample", lambda: buffer.sample(size), self._batch)]
         if w.alpha is None:
-            ahead = TensorDictReplayBuffer(
-                storage=self.storage, **self._sampler(), batch_size=size, prefetch=2
-            )
+            ahead = TensorDictReplayBuffer(storage=self.storage, **self._sampler(), batch_size=size, prefetch=2)
             found.append(Call("prefetch", ahead.sample, self._batch, pipeline=True))
         return found
 

@@ -1,0 +1,183 @@
+"""`doctor`: what is installed, what is missing, and how to get it."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+
+import gear_jax
+from gear_jax.cli._output import table
+
+_REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "numpy")
+# extra -> what pip must be given for each of its packages; as in pyproject.toml.
+EXTRAS = {
+    "datasets": ("h5py>=3.11", "minari[hdf5,arrow]>=0.5.3", "gymnasium[mujoco]>=1.2", "tqdm>=4.66"),
+    "examples": ("optax>=0.2.5", "matplotlib>=3.9", "tqdm>=4.66"),
+    "bench": ("flashbax>=0.1.3", "cpprb>=11.0", "matplotlib>=3.9"),
+}
+_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Runs where a crash of the library cannot take the report along.
+_TRIAL = """
+import jax, jax.numpy as jnp, gear_jax as gear
+table = gear.TableSpec({"x": gear.ColumnSpec((3,), jnp.float32)}, trajectory_length=4, capacity=8)
+replay = gear.make_replay(table, gear.selectors.Prioritized())
+state, _ = replay.add(replay.init(), {"x": jnp.ones((2, 4, 3))}, jnp.array([4, 2], jnp.int32))
+state, sample = replay.sample(state, jax.random.key(0), 16)
+assert bool(sample.valid.all()) and bool(((sample.data["x"] == 1) == sample.mask["x"][..., None]).all())
+"""
+
+
+def run() -> int:
+    """Prints the report; returns 0 if the CPU path works, else 1."""
+    problem = _cpu_problem()
+    parts = [
+        ("System", table(_system())),
+        ("Packages", table(_packages())),
+        ("Devices", table(_devices())),
+        ("Libraries", table([("CPU", _cpu_library()), ("CUDA", _cuda_library())])),
+        ("Optional packages", _extras()),
+    ]
+    for title, text in parts:
+        print(f"{title}\n{text}\n")
+    if problem:
+        print(f"The CPU path does NOT work: {problem}")
+        return 1
+    print("The CPU path works: a table was filled and sampled.")
+    return 0
+
+
+def _system() -> list[tuple[str, str]]:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return [
+        ("gear_jax", f"{gear_jax.__version__}, {pathlib.Path(gear_jax.__file__).parent}"),
+        ("python", f"{platform.python_version()}, {sys.executable}"),
+        ("platform", f"{platform.platform()}, {len(os.sched_getaffinity(0))} CPUs, {memory:.1f} GiB of memory"),
+        ("huge pages", _huge_pages()),
+    ]
+
+
+def _huge_pages() -> str:
+    """Large tables and batches are faster behind huge pages; the library asks for them where it may."""
+    try:
+        setting = re.search(r"\[(\w+)\]", _HUGE_PAGES.read_text())
+    except OSError:
+        return "not known: this kernel does not say"
+    mode = setting[1] if setting else "not known"
+    if mode == "never":
+        return f"never: slower large tables; as root, `echo madvise > {_HUGE_PAGES}`"
+    return f"{mode}: used for large arrays"
+
+
+def _packages() -> list[tuple[str, str]]:
+    rows = []
+    for name in _REQUIRED:
+        version = _version(name) or f"missing: `python -m pip install {name}`"
+        numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:3])
+        if name in ("jax", "jaxlib") and numbers and not (0, 10, 2) <= numbers < (0, 12):
+            version += f": not supported, `python -m pip install '{name}>=0.10.2,<0.12'`"
+        rows.append((name, version))
+    return rows
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[tuple[str, str]]:
+    try:
+        import jax
+
+        devices = jax.devices()
+    except Exception as e:  # a backend may fail in any way it likes; the report goes on
+        return [("jax", f"cannot start: {type(e).__name__}: {_first_line(e)}")]
+    rows = [("default", f"{devices[0].platform}: {_devices_text(devices)}")]
+    if devices[0].platform != "cpu":
+        cpus = jax.devices("cpu")
+        rows.append(("cpu", _devices_text(cpus)))
+    elif _driver() and not os.environ.get("JAX_PLATFORMS"):
+        fix = '`python -m pip install "jax[cuda13]"`'
+        rows.append(("gpu", f"this machine has an NVIDIA driver, but JAX finds no CUDA device: {fix}"))
+    if os.environ.get("JAX_PLATFORMS"):
+        rows.append(("JAX_PLATFORMS", f"{os.environ['JAX_PLATFORMS']}: other platforms are not tried"))
+    return rows
+
+
+def _devices_text(devices) -> str:
+    kinds = sorted({d.device_kind for d in devices})
+    return f"{len(devices)} x {', '.join(kinds)}"
+
+
+def _cpu_library() -> str:
+    return _library("cpu") or "missing: run `python -m pip install .` in the project's root (needs a C++17 compiler)"
+
+
+def _cuda_library() -> str:
+    loaded = _library("CUDA")
+    if loaded:
+        return loaded
+    if not _driver():
+        return "not in this build, and not needed: this machine has no NVIDIA driver"
+    build = "build with `GEAR_JAX_CUDA=ON python -m pip install .` in the project's root"
+    if shutil.which("nvcc") is None:
+        return f"not in this build: there is a driver, but no nvcc on PATH. Install the CUDA toolkit, then {build}"
+    return f"not in this build: there are a driver and nvcc; {build}"
+
+
+def _driver() -> bool:
+    return pathlib.Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _library(name: str) -> str | None:
+    """How many operations a library holds, why it does not load, or None where it is not there."""
+    from gear_jax import _native
+
+    try:
+        module = _native.load(name)
+    except ImportError as e:
+        return None if "is missing from this installation" in str(e) else f"does not load: {_first_line(e)}"
+    if module is None:
+        return None
+    return f"loaded, {len(module.registrations())} operations: {module.__file__}"
+
+
+def _extras() -> str:
+    lines = []
+    for extra, packages in EXTRAS.items():
+        missing = [p for p in packages if _version(re.split(r"[\[<>=]", p)[0]) is None]
+        if missing:
+            command = "python -m pip install " + " ".join(f'"{p}"' for p in missing)
+            names = ", ".join(re.split(r"[\[<>=]", p)[0] for p in missing)
+            lines += [(extra, f"missing {names}:"), ("", command)]
+        else:
+            lines.append((extra, "all there"))
+    return table(lines)
+
+
+def _cpu_problem() -> str | None:
+    """Fills and samples a table on the CPU, in a process of its own; None if that works."""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    root = str(pathlib.Path(gear_jax.__file__).parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRIAL], env=env, capture_output=True, text=True, errors="replace", timeout=300
+        )
+    except subprocess.TimeoutExpired:
+        return "a trial did not end within 5 minutes"
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        return f"a trial was killed by signal {-done.returncode}"
+    lines = [x for x in done.stderr.strip().splitlines() if x and not x.startswith("For simplicity, JAX")]
+    return next((x for x in reversed(lines) if x.strip("- ")), f"a trial ended with status {done.returncode}")
+
+
+def _first_line(e: BaseException) -> str:
+    return (str(e).strip().splitlines() or [""])[0]

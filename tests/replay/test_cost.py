@@ -1,0 +1,91 @@
+"""One compilation for any number of calls; the memory that an insertion takes."""
+
+import dataclasses
+import logging
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+
+import gear_jax as gear
+from gear_jax.selectors import Fifo
+
+TRACES = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Fifo):
+    """A selector of the user's own; tracing it leaves a mark."""
+
+    def mass(self, priority, selectable):
+        TRACES.append("mass")
+        return super().mass(priority, selectable)
+
+    def select(self, state, index, key, batch_size):
+        TRACES.append("select")
+        return super().select(state, index, key, batch_size)
+
+
+def test_one_compilation_for_any_number_of_calls(make, rows, caplog):
+    replay = make(Counted(), streams=1)
+    one = {"number": np.array([5], np.int32), "pair": np.zeros((1, 2), np.float32)}
+
+    def turn(state, i):
+        state, h = replay.add(state, rows([i, i + 1, i + 2]), np.full(3, i % 5 + 1, np.int32))
+        state, s = replay.sample(state, jax.random.key(i), 6)
+        state = replay.update_priorities(state, h, np.full(3, i + 1, np.float32))
+        state, _ = replay.append(state, np.zeros(1, np.int32), one, np.array([i % 3 == 0]))
+        replay.stats(state), replay.can_sample(state)
+        return state
+
+    state = turn(replay.init(), 1)
+    traced = list(TRACES)
+    assert "select" in traced
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for i in range(2, 12):
+            state = turn(state, i)
+        assert traced == TRACES
+        assert not [r for r in caplog.records if "Compiling" in r.getMessage()]
+        # The log does show compilations.
+        state, _ = replay.sample(state, jax.random.key(0), 7)
+        assert [r for r in caplog.records if "Compiling" in r.getMessage()]
+
+
+def test_a_table_takes_no_more_memory_than_itself_and_a_batch():
+    code = """
+    import jax, jax.numpy as jnp, numpy as np
+    import gear_jax as gear
+
+    def peak():  # of this program; ru_maxrss would count what its parent had before it
+        with open("/proc/self/status") as status:
+            return 1024 * int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+
+    def fill(steps, capacity, rows, turns):
+        table = gear.TableSpec({"a": gear.ColumnSpec((1024,), jnp.float32)}, steps, capacity)
+        replay = gear.make_replay(table)
+        state = replay.init()
+        batch = {"a": jnp.ones((rows, steps, 1024), jnp.float32)}
+        for _ in range(turns):
+            state, _ = replay.add(state, batch, np.full(rows, steps, np.int32))
+        state.ticket.block_until_ready()
+        assert float(state.columns["a"][0, -1, -1, -1]) == 1
+
+    fill(2, 4, 2, 3)
+    before = peak()
+    fill(64, 1024, 128, 20)
+    print(peak() - before)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    table, batch = 64 * 1024 * 4096, 64 * 128 * 4096
+    taken = int(run.stdout)
+    assert table < taken <= (table + batch) * 1.1, taken / 2**20
+
+
+def test_a_selector_of_the_users_own(make, filled):
+    state, handles = filled(replay := make(Counted()), 3)
+    _, s = replay.sample(state, jax.random.key(0), 6)
+    assert s.handles.slot.tolist() == [*handles.slot.tolist(), -1, -1, -1]
+    assert isinstance(replay.config.selector, gear.selectors.Selector)

@@ -1,0 +1,190 @@
+"""What XLA makes of programs that sample, update, add and append: nothing of a column's or the index's size moves."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gear_jax as gear
+from gear_jax.selectors import LowestPriority, Permutation, Prioritized, Uniform
+from gear_jax.testing.ops import column_sized
+
+C, T, B = 16_384, 3, 4
+KEY = jax.random.key(0)
+COLUMNS = {"a": gear.ColumnSpec((5,), jnp.float32), "b": gear.ColumnSpec((), jnp.int32)}
+VALUES = {"a": jnp.ones((2, T, 5), jnp.float32), "b": jnp.ones((2, T), jnp.int32)}
+TWO = jnp.full((2,), T, jnp.int32)
+TABLE = gear.TableSpec(COLUMNS, T, C)
+WINDOW = gear.Window(-1, 2)
+
+
+def sample(replay, state, key):
+    state, s = replay.sample(state, key, B)
+    return state, s.data
+
+
+def update(replay, state, key):
+    state, s = replay.sample(state, key, B)
+    return replay.update_priorities(state, s.handles, s.probability), s.weight
+
+
+def add(replay, state, key):
+    state, handles = replay.add(state, VALUES, TWO, jax.random.uniform(key, (2,)))
+    return replay.update_priorities(state, handles, jnp.ones(2, jnp.float32)), handles
+
+
+def append(replay, state, key):
+    step = jax.tree.map(lambda x: x[:, 0], VALUES)
+    return replay.append(state, jnp.arange(2, dtype=jnp.int32), step, jax.random.bernoulli(key, shape=(2,)))
+
+
+def program(replay, parts):
+    def run(state, key):
+        outs = []
+        for part in parts:
+            state, out = part(replay, state, key)
+            outs.append(out)
+        return state, outs
+
+    return run
+
+
+def in_scan(f):
+    return lambda state, key: jax.lax.scan(f, state, jax.random.split(key, 3))
+
+
+def in_cond(f):
+    return lambda state, key: jax.lax.cond(key_is_odd(key), lambda s: f(s, key)[0], lambda s: s, state)
+
+
+def key_is_odd(key):
+    return jax.random.bits(key) % jnp.uint32(2) == 1
+
+
+def replay_for(selector, partitions=1, **options):
+    return gear.make_replay(TABLE, selector, WINDOW, partitions=partitions, **options)
+
+
+def moved(f, state):
+    """Instructions that make an array as large as the smallest array that grows with the table."""
+    index = [
+        state.length,
+        state.priority,
+        state.sums,
+        state.sequence,
+        state.generation,
+        *jax.tree.leaves(state.columns),
+    ]
+    text = jax.jit(f, donate_argnums=0).lower(state, KEY).compile().as_text()
+    return column_sized(text, min(x.size * x.dtype.itemsize for x in index))
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations([sample, update, add])), ids=lambda o: "-".join(f.__name__ for f in o)
+)
+def test_every_order(order):
+    replay = replay_for(Prioritized())
+    f = program(replay, order)
+    state = jax.eval_shape(replay.init)
+    gear.assert_in_place(f, state, KEY)
+    assert moved(f, state) == []
+
+
+@pytest.mark.parametrize("around", [in_scan, in_cond])
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_scan_and_cond(around, partitions):
+    replay = replay_for(Prioritized(), partitions, streams=2)
+    f = around(program(replay, [sample, append, update, add, sample]))
+    state = jax.eval_shape(replay.init)
+    gear.assert_in_place(f, state, KEY)
+    assert moved(f, state) == []
+
+
+@pytest.mark.parametrize("selector", [Uniform(), Permutation()])
+def test_other_selectors(selector):
+    replay = replay_for(selector, streams=2)
+    f = in_scan(program(replay, [append, sample, add, sample]))
+    state = jax.eval_shape(replay.init)
+    gear.assert_in_place(f, state, KEY)
+    if isinstance(selector, Uniform):
+        assert moved(f, state) == []
+
+
+def test_no_column_moves_where_a_policy_ranks_the_whole_table():
+    replay = replay_for(Prioritized(), 2, eviction=LowestPriority())
+    f = in_scan(program(replay, [add, update, add]))
+    gear.assert_in_place(f, jax.eval_shape(replay.init), KEY)
+
+
+def test_a_jitted_step_is_taken_as_it_is():
+    replay = replay_for(Prioritized())
+    f = program(replay, [sample, add])
+    state = jax.eval_shape(replay.init)
+    gear.assert_in_place(jax.jit(f, donate_argnums=0), state, KEY)
+    with pytest.raises(ValueError, match=r"assert_in_place: column 'a': got `copy.*Donate the state"):
+        gear.assert_in_place(jax.jit(f), state, KEY)
+
+
+def test_an_old_state_that_is_used_again_is_found():
+    replay = replay_for(Prioritized())
+
+    def fork(state, key):
+        new, _ = add(replay, state, key)
+        _, data = sample(replay, state, key)  # the state from before
+        return new, data
+
+    with pytest.raises(ValueError, match=r"assert_in_place: column '[ab]'.*use each state once"):
+        gear.assert_in_place(fork, jax.eval_shape(replay.init), KEY)
+
+
+def test_a_shared_table_under_vmap_is_found():
+    replay = replay_for(Prioritized())
+    keys = jax.random.split(KEY, 3)
+
+    def many(state, keys):
+        return jax.vmap(lambda k: sample(replay, state, k))(keys)
+
+    warned = pytest.warns(UserWarning, match="donated buffers were not usable")
+    with warned, pytest.raises(ValueError, match=r"assert_in_place: column '[ab]'.*scan instead of vmap"):
+        gear.assert_in_place(many, jax.eval_shape(replay.init), keys)
+    # Drawing the data alone under vmap reads the shared table where it is.
+    gear.assert_in_place(
+        lambda s, k: (jax.vmap(lambda k: sample(replay, s, k)[1])(k), s), jax.eval_shape(replay.init), keys
+    )
+    many_rows = jax.tree.map(lambda x: jnp.stack([x] * 3), VALUES)
+    with pytest.raises(ValueError, match="under vmap: columns: got a table that is not batched"):
+        jax.eval_shape(
+            lambda s, v: jax.vmap(lambda v: replay.add(s, v, TWO))(v), jax.eval_shape(replay.init), many_rows
+        )
+
+
+def test_a_column_that_the_user_rewrites_is_found_by_name():
+    replay = replay_for(Prioritized())
+
+    def scaled(state, key):
+        state, _ = add(replay, state, key)
+        return state.replace(columns={**state.columns, "a": state.columns["a"] * 2})
+
+    with pytest.raises(ValueError, match="column 'a'"):
+        gear.assert_in_place(scaled, jax.eval_shape(replay.init), KEY)
+
+
+def test_nothing_runs(make):
+    replay = make(Prioritized())
+    state = replay.init()
+    gear.assert_in_place(lambda s, k: replay.sample(s, k, 6), state, KEY)
+    assert not state.ticket.is_deleted()
+
+
+def test_the_memory_stays_through_a_training_loop():
+    replay = replay_for(Prioritized())
+    state = replay.init()
+    before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.columns)]
+    run = jax.jit(in_scan(program(replay, [add, update, sample])), donate_argnums=0)
+    for i in range(3):
+        state, _ = run(state, jax.random.key(i))
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.columns)] == before
+    assert replay.stats(state)["inserted"] == 18
+    np.testing.assert_array_equal(state.columns["a"][0, :18], 1)
