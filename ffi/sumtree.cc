@@ -56,24 +56,34 @@ void RefreshPath(const SumTreeLayout& layout, const float* mass, float* sums, in
 }
 
 // Of four values, the one in whose share of the sum `target` falls; takes what lies before it off `target`.
-__attribute__((always_inline)) inline int64_t Pick(float v0, float v1, float v2, float& target) {
+__attribute__((always_inline)) inline int64_t Pick(float v0, float v1, float v2, double& target) {
+  const float t = static_cast<float>(target);
   const float one = v0, two = one + v1, three = two + v2;
-  const bool a = one <= target, b = two <= target, c = three <= target;
+  const bool a = one <= t, b = two <= t, c = three <= t;
   // Products, not branches: where a draw falls cannot be predicted. The sum is one, two or three to the bit.
+  // The float32 comparison may be ahead of the float64 target, which must not fall below zero for it.
   target -= (static_cast<float>(a) * v0 + static_cast<float>(b) * v1) + static_cast<float>(c) * v2;
+  target = target > 0 ? target : 0.0;
   return a + b + c;
 }
 
+// Also true for a denormal on a thread that takes denormals for zero, as XLA's do.
+bool HasMass(float mass) {
+  int32_t bits;
+  std::memcpy(&bits, &mass, sizeof(bits));
+  return bits > 0;
+}
+
 // The last child with mass takes a draw that rounding left beyond all of them: the sum above was a little larger.
-int64_t LastWithMass(const float* child, float& target) {
+int64_t LastWithMass(const float* child, double& target) {
   int64_t last = kFanout - 1;
-  while (last > 0 && child[last] <= 0) --last;
+  while (last > 0 && !HasMass(child[last])) --last;
   target = child[last];
   return last;
 }
 
 // The child in which `target` falls, of 16; takes the mass before it off `target`.
-__attribute__((always_inline)) inline int64_t Descend(const float* child, float& target) {
+__attribute__((always_inline)) inline int64_t Descend(const float* child, double& target) {
   float four[3];
   for (int j = 0; j < 3; ++j) four[j] = (child[4 * j] + child[4 * j + 1]) + (child[4 * j + 2] + child[4 * j + 3]);
   const int64_t j = 4 * Pick(four[0], four[1], four[2], target);
@@ -190,7 +200,7 @@ void SumTreeSample::Run(int64_t task) {
 // Level by level over a group of draws: their loads are independent, so that cache misses overlap.
 GEAR_JAX_CLONES void SumTreeSample::DrawRange(int64_t begin, int64_t end) {
   constexpr int64_t kGroup = 32;
-  float target[kGroup];
+  double target[kGroup];
   int64_t partition[kGroup], node[kGroup];
   uint32_t high[kGroup], low[kGroup];
   const double total = prefix_.back(), part_of_mass = total / static_cast<double>(draws);
@@ -216,13 +226,14 @@ GEAR_JAX_CLONES void SumTreeSample::DrawRange(int64_t begin, int64_t end) {
       if (partition[i] < 0 || partition[i] >= partitions) continue;
       const Start& start = starts_[partition[i]];
       if (!stratified || partition[i] != before) {
-        const int64_t part = static_cast<int64_t>(t * start.scale);
-        at = start.guide[std::min<int64_t>(part, static_cast<int64_t>(start.guide.size()) - 1)];
+        // Not a number where the sum of the masses is infinite; no cast may see that.
+        const double part = t * start.scale, parts = static_cast<double>(start.guide.size());
+        at = start.guide[part > 0 ? static_cast<int64_t>(std::min(part, parts - 1)) : 0];
         before = partition[i];
       }  // else the draws ascend: the last one's node is close below
       while (at > 0 && t < start.prefix[at]) --at;
       while (at < start.last && t >= start.prefix[at + 1]) ++at;
-      target[i] = static_cast<float>(t - start.prefix[at]);
+      target[i] = t - start.prefix[at];
       node[i] = at;
       __builtin_prefetch(Below(partition[i], level_) + at * kFanout);
     }

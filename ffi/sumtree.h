@@ -6,8 +6,11 @@
 //
 // Rounding. A node is the float32 sum of its 16 children in one fixed order (halves added elementwise: 8, 4, 2, 1). It
 // is always formed anew from its children, never by adding a difference: there is no drift, and equal leaves give equal
-// sums whatever the history, the thread count or the device count. Draws run in float64 on 53 random bits; where
-// rounding leaves a draw beyond the last child, the last child with mass takes it. A leaf without mass is never drawn.
+// sums whatever the history, the thread count or the device count. A draw is a float64 of 53 random bits. It
+// begins at the lowest level that has not many more nodes than the batch has draws, by prefix sums in float64; below
+// that, children are compared in float32 and their mass is taken off in float64. Where rounding leaves a draw beyond
+// the last child, the last child with mass takes it. A leaf without mass is never drawn. A device needs the roots and
+// its own partitions, and draws as any other number of devices would.
 #ifndef GEAR_JAX_FFI_SUMTREE_H_
 #define GEAR_JAX_FFI_SUMTREE_H_
 

@@ -25,13 +25,12 @@ class IndexHandler(ocp.CheckpointHandler):
     """Writes and reads arrays as bytes: NumPy's format knows no bfloat16. The archive keeps a CRC of each."""
 
     def save(self, directory: epath.Path, args: "IndexSave") -> None:
-        arrays = {str(i): np.asarray(x).reshape(-1).view(np.uint8) for i, x in enumerate(args.arrays)}
         with (directory / _INDEX).open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, *(np.asarray(x).reshape(-1).view(np.uint8) for x in args.arrays))
 
     def restore(self, directory: epath.Path, args: "IndexRestore") -> dict[str, np.ndarray]:
         with (directory / _INDEX).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            read = lambda f: arrays[str(f["number"])].view(jnp.dtype(f["dtype"])).reshape(f["shape"])  # noqa: E731
+            read = lambda f: arrays[f"arr_{f['number']}"].view(jnp.dtype(f["dtype"])).reshape(f["shape"])  # noqa: E731
             return {f["name"]: read(f) for f in args.fields}
 
 

@@ -22,10 +22,16 @@ from etils import epath
 from jax.core import Tracer
 
 import gear_jax
-from gear_jax._checkpoint_items import ColumnsHandler, ColumnsRestore, ColumnsSave, IndexHandler, IndexRestore, IndexSave
+from gear_jax._checkpoint_items import (
+    ColumnsHandler,
+    ColumnsRestore,
+    ColumnsSave,
+    IndexHandler,
+    IndexRestore,
+    IndexSave,
+)
 from gear_jax._errors import message, type_error, value_error
 from gear_jax.replay import Replay, ReplayState
-from gear_jax.replay._config import Config
 from gear_jax.replay._state import Counter, int64
 
 FORMAT = 1
@@ -274,7 +280,11 @@ def _handlers() -> dict[str, ocp.CheckpointHandler]:
 
 def _read(path: epath.Path, step: int, **items: Any) -> Any:
     """Restores items; whatever fails in there is damage, and said so."""
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**_handlers())) as checkpointer:
+    handlers = _handlers()
+    composite = ocp.CompositeCheckpointHandler(
+        index=handlers["index"], columns=handlers["columns"], table=handlers["table"]
+    )
+    with ocp.Checkpointer(composite) as checkpointer:
         try:
             restored = checkpointer.restore(path / str(step), args=ocp.args.Composite(**items))
         except Exception as e:

@@ -23,6 +23,9 @@ COLUMNS = {
     "extra": (gear.ColumnSpec((), jnp.uint8), gear.ColumnSpec((2, 2), jnp.bfloat16)),
 }
 TABLE = gear.TableSpec(COLUMNS, trajectory_length=5, capacity=12)
+# Compiled once for all tests that need nothing special.
+REPLAY = gear.make_replay(TABLE)
+THREE_PARTITIONS = gear.make_replay(TABLE, partitions=3)
 SELECTORS = [
     gear.selectors.Uniform(),
     gear.selectors.Prioritized(0.7, 0.5),
@@ -62,7 +65,7 @@ def same(a, b) -> bool:
 
 
 def saved(tmp_path, replay=None, step=1, seed=0):
-    replay = gear.make_replay(TABLE) if replay is None else replay
+    replay = REPLAY if replay is None else replay
     state, _ = work(replay, replay.init(jax.random.key(9)), seed)
     checkpoint.save(tmp_path, step, state, replay)
     return replay, state
@@ -114,7 +117,7 @@ def test_every_dtype(tmp_path):
 def test_any_division_into_blocks(tmp_path, monkeypatch, chunk, block):
     monkeypatch.setattr(_checkpoint_items, "_CHUNK", chunk)
     monkeypatch.setattr(_checkpoint_items, "_BLOCK", block)
-    replay, state = saved(tmp_path, gear.make_replay(TABLE, partitions=3))
+    replay, state = saved(tmp_path, THREE_PARTITIONS)
     assert same(checkpoint.restore(tmp_path, replay), state)
 
 
@@ -127,7 +130,7 @@ def test_steps(tmp_path):
     directory = tmp_path / "made" / "by_save"
     assert checkpoint.latest_step(directory) is None
     replay, state = saved(directory, step=3)
-    later, _ = work(replay, gear.make_replay(TABLE).init(), 7)
+    later, _ = work(replay, replay.init(), 7)
     checkpoint.save(directory, 10, later, replay)
     checkpoint.save(directory, 2, later, replay)
     assert checkpoint.latest_step(directory) == 10
@@ -147,7 +150,7 @@ def test_relative_directory(tmp_path, monkeypatch):
 
 
 def test_bad_arguments(tmp_path):
-    replay = gear.make_replay(TABLE)
+    replay = REPLAY
     state = replay.init()
     for step in (-1, 1.0, True, "1"):
         with pytest.raises(ValueError, match=r"step: got .*wanted an integer >= 0"):
@@ -206,7 +209,7 @@ def test_windows_may_differ(tmp_path):
 
 
 def test_missing(tmp_path):
-    replay = gear.make_replay(TABLE)
+    replay = REPLAY
     with pytest.raises(FileNotFoundError, match=r"nowhere: got nothing there.*checkpoint.save"):
         checkpoint.restore(tmp_path / "nowhere", replay)
     assert not (tmp_path / "nowhere").exists()
@@ -252,7 +255,7 @@ def test_damage_is_named(tmp_path, tmp_path_factory, pattern, harm):
     shutil.copytree(directory / "1", directory / "5")
     for path in list((directory / "5").glob(pattern)):
         harm(path)
-    replay = gear.make_replay(TABLE)
+    replay = REPLAY
     with pytest.raises(ValueError, match=r"checkpoint \S+/5: .*Restore another step: \[1\]"):
         checkpoint.restore(directory, replay)
     checkpoint.restore(directory, replay, step=1)
@@ -264,7 +267,7 @@ def test_other_format_is_named(tmp_path):
     table = json.loads(path.read_text())
     path.write_text(json.dumps({**table, "format": 99, "gear_jax": "9.0"}))
     with pytest.raises(ValueError, match=r"format: got 99, of gear_jax 9\.0, wanted 1"):
-        checkpoint.restore(tmp_path, gear.make_replay(TABLE))
+        checkpoint.restore(tmp_path, REPLAY)
 
 
 def test_summary(tmp_path):
@@ -276,7 +279,7 @@ def test_summary(tmp_path):
     assert summary.stats == stats
     np.testing.assert_array_equal(summary.length, state.length)
     np.testing.assert_array_equal(summary.priority, state.priority)
-    assert summary.table["selector"] == "Prioritized(alpha=0.6, beta=0.4)"
+    assert summary.table["selector"] == repr(gear.selectors.Prioritized())
     assert summary.table["columns"][-1] == {"name": "observation", "shape": [3], "dtype": "float32"}
 
 

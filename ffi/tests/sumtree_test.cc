@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -63,7 +68,8 @@ struct Tree {
     std::vector<float> drawn;
   };
 
-  Draws Draw(const std::vector<uint32_t>& bits, int threads = 1, int64_t first = 0, int64_t held = -1) const {
+  Draws Draw(const std::vector<uint32_t>& bits, int threads = 1, int64_t first = 0, int64_t held = -1,
+             bool stratified = false) const {
     std::vector<float> roots;
     for (int64_t p = 0; p < partitions; ++p) roots.push_back(sums[p * layout.width + layout.root()]);
     SumTreeSample sample(layout.leaves);
@@ -75,6 +81,7 @@ struct Tree {
     sample.sums = sums.data() + first * layout.width;
     sample.draws = static_cast<int64_t>(bits.size() / 2);
     sample.bits = bits.data();
+    sample.stratified = stratified;
     Draws draws{0, std::vector<int32_t>(sample.draws, -7), std::vector<float>(sample.draws, -7)};
     sample.slot = draws.slot.data();
     sample.drawn = draws.drawn.data();
@@ -211,6 +218,59 @@ TEST(SumTreeSample, OneSlotWithMass) {
   }
 }
 
+// Finite masses whose sum is infinite: any slot with mass will do.
+TEST(SumTreeSample, SumsThatOverflow) {
+  for (const int64_t leaves : kSizes) {
+    Tree tree(3, leaves);
+    std::vector<float> values(tree.mass.size(), 3e38f);
+    for (size_t i = 0; i < values.size(); i += 2) values[i] = 0;
+    values[1] = 3e38f;
+    tree.Update(AllSlots(tree), values);
+    for (const bool stratified : {false, true}) {
+      for (const int32_t s : tree.Draw(Bits(2000), 1, 0, -1, stratified).slot) {
+        ASSERT_GE(s, 0);
+        ASSERT_LT(s, 3 * leaves);
+        ASSERT_GT(tree.mass[s], 0);
+      }
+    }
+  }
+}
+
+// Sums that a thread formed which counts denormals, drawn from by one that takes them for zero, as XLA's do.
+TEST(SumTreeSample, DenormalsAreMassOrNot) {
+#ifdef __SSE2__
+  Tree tree(1, 64);
+  std::vector<int32_t> slots = {20, 21, 22, 23, 24, 25, 26, 27};
+  tree.Update(slots, std::vector<float>(slots.size(), 1e-38f));
+  const unsigned state = _mm_getcsr();
+  _mm_setcsr(state | 0x8040);  // flush to zero, denormals are zero
+  const Tree::Draws draws = tree.Draw(Bits(100));
+  _mm_setcsr(state);
+  for (const int32_t s : draws.slot) {
+    ASSERT_GE(s, 20);
+    ASSERT_LE(s, 27);
+  }
+#endif
+}
+
+// Every slot is drawn as often as its probability says, within the two strata at its ends; slots ascend.
+TEST(SumTreeSample, Strata) {
+  Tree tree(4, 300);
+  const std::vector<float> values = Random(tree.mass.size(), 4, 0.3);
+  tree.Update(AllSlots(tree), values);
+  double total = 0;
+  for (const float v : values) total += v;
+  const int64_t draws = 5000;
+  const Tree::Draws got = tree.Draw(Bits(draws, 8), 3, 0, -1, true);
+  std::vector<int64_t> count(values.size());
+  for (const int32_t s : got.slot) ++count[s];
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_LE(std::abs(count[i] - draws * values[i] / total), 2.01) << "slot " << i;
+    EXPECT_TRUE(count[i] == 0 || values[i] > 0) << "slot " << i;
+  }
+  EXPECT_TRUE(std::is_sorted(got.slot.begin(), got.slot.end()));
+}
+
 TEST(SumTreeSample, ProbabilitiesOnAGrid) {
   Tree tree(4, 37);
   std::vector<float> values = Random(tree.mass.size(), 9, 0.3);
@@ -273,9 +333,11 @@ TEST(SumTreeSample, SumsOfAnotherMass) {
         Tree tree(2, leaves);
         tree.sums.assign(tree.sums.size(), sum);
         tree.mass.assign(tree.mass.size(), value);
-        for (const int32_t s : tree.Draw(Bits(100)).slot) {
-          ASSERT_GE(s, -1);
-          ASSERT_LT(s, 2 * leaves);
+        for (const int64_t draws : {1, 15, 300, 3000}) {  // from the root, and from levels below it
+          for (const int32_t s : tree.Draw(Bits(draws)).slot) {
+            ASSERT_GE(s, -1);
+            ASSERT_LT(s, 2 * leaves);
+          }
         }
       }
     }

@@ -6,7 +6,7 @@ what it does under vmap.
 
 from gear_jax.ops._gather import gather, gather_rows
 from gear_jax.ops._registry import new_ticket
-from gear_jax.ops._scatter import scatter, scatter_rows
+from gear_jax.ops._scatter import scatter, scatter_rows, seal
 from gear_jax.ops._sumtree import sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
 from gear_jax.ops._zeros import zeros
 
@@ -16,6 +16,7 @@ __all__ = [
     "new_ticket",
     "scatter",
     "scatter_rows",
+    "seal",
     "sumtree_roots",
     "sumtree_sample",
     "sumtree_update",

@@ -104,7 +104,8 @@ def table_shape(columns: Sequence[jax.Array]) -> tuple[int, int, int]:
       TypeError: if a column's dtype is not one of whole bytes.
       ValueError: if a column has fewer than three dimensions, or if they disagree.
     """
-    fix = "Pass columns of shape [P, S, T, *shape]; reshape one of [C, T, *shape] to [1, C, T, *shape]."
+    # Not by a reshape next to the call: XLA copies an array that is reshaped on its way into an aliased call.
+    fix = "Make columns of shape [P, S, T, *shape] from the start ([1, C, T, *shape] for one partition)."
     for i, c in enumerate(columns):
         if not _whole_bytes(c.dtype):
             raise type_error(

@@ -87,6 +87,21 @@ def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Arra
     return tree.unflatten(call(slots, zero, zero + 1, ticket, leaves, tree.flatten_up_to(values)))
 
 
+def seal(columns: Any, ticket: jax.Array) -> Any:
+    """The columns, after the reads that the ticket stands for: a write of no rows.
+
+    For the end of a branch of `lax.cond` that reads, writes and reads again: XLA otherwise copies its columns. As any
+    write it needs the columns donated.
+
+    Args:
+      columns: pytree of arrays `[P, S, T, *shape]`.
+      ticket: `int32[1]` of the last read.
+    """
+    none = jnp.zeros((0,), jnp.int32)
+    values = jax.tree.map(lambda c: jnp.zeros((0, 1, *c.shape[3:]), c.dtype), columns)
+    return scatter(columns, none, values, ticket=ticket)
+
+
 def _check(columns, values, rows: int, steps: int) -> int:
     value_steps = values[0].shape[1] if values[0].ndim > 1 else 0
     for i, (c, v) in enumerate(zip(columns, values, strict=True)):
@@ -123,6 +138,8 @@ def _call(slots_in_table: int, steps: int, checks: bool):
 
     @rows.def_vmap
     def _rule(size, batched, slots, starts, lengths, ticket, columns, values):
+        if slots.shape[-1] == 0:  # nothing is written, so nothing needs a table of its own
+            return list(columns), list(batched[4])
         if not all(batched[4]):
             raise value_error(
                 "ops.scatter under vmap: columns",

@@ -2,8 +2,8 @@
 
 The layout and the rounding policy are in `ffi/sumtree.h`: fan-out 16, every node the float32 sum of its children in one
 fixed order and always formed anew, so that sums do not drift and do not depend on history, threads or devices; draws in
-float64 on 53 random bits. Source: the sum tree of prioritised replay (Schaul et al., ICLR 2016, appendix B.2.1), with
-wide nodes.
+float64 on 53 random bits (children are compared in float32). Source: the sum tree of prioritised replay (Schaul et al.,
+ICLR 2016, appendix B.2.1), with wide nodes.
 """
 
 import jax

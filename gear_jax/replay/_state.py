@@ -173,12 +173,20 @@ def read_rows(state: ReplayState, slots: jax.Array) -> tuple[jax.Array, jax.Arra
 def after_reads(state: ReplayState) -> ReplayState:
     """The state with all that was read of it made to wait for the ticket.
 
-    Where a branch of `lax.cond` ends with a read of what it has written, XLA copies the whole array out of the branch
-    unless the array that leaves it depends on that read.
+    Where a branch of `lax.cond` reads, writes, and reads again, XLA copies the whole array out of the branch unless the
+    array that leaves it depends on the last read. Hence writes of no rows, which take the ticket and cost nothing. (An
+    optimization barrier does the same on JAX 0.11, but not on 0.10.)
     """
-    names = ("columns", "length", "generation", "sequence", "priority", "mass", "sums", "ticket")
-    values = jax.lax.optimization_barrier([getattr(state, name) for name in names])
-    return state.replace(**dict(zip(names, values, strict=True)))
+    none = jnp.zeros((0,), jnp.int32)
+    names = ("columns", "length", "generation", "sequence")
+    fields = {name: getattr(state, name) for name in names}
+    no_rows = jax.tree.map(lambda x: jnp.zeros((0, *x.shape[2:]), x.dtype), fields)
+    fields = ops.scatter_rows(fields, none, no_rows, ticket=state.ticket)
+    nothing = jnp.zeros((0,), jnp.float32)
+    priority, mass, sums = ops.sumtree_update(
+        state.priority, state.mass, state.sums, none, nothing, nothing, ticket=state.ticket
+    )
+    return state.replace(**fields, priority=priority, mass=mass, sums=sums)
 
 
 def write_rows(state: ReplayState, slots: jax.Array, **rows: jax.Array) -> ReplayState:
@@ -187,9 +195,7 @@ def write_rows(state: ReplayState, slots: jax.Array, **rows: jax.Array) -> Repla
     return state.replace(**ops.scatter_rows(fields, slots, rows, ticket=state.ticket))
 
 
-def tally(
-    counters: jax.Array, partition: jax.Array, counts: dict[Counter, jax.Array]
-) -> jax.Array:
+def tally(counters: jax.Array, partition: jax.Array, counts: dict[Counter, jax.Array]) -> jax.Array:
     """Adds the numbers of set flags, `bool[K]` each, to the 64-bit counters of the flags' `partition` `int32[K]`."""
     p = counters.shape[0]
     add = [jnp.zeros((p,), jnp.uint32)] * len(Counter)

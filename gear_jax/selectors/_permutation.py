@@ -52,7 +52,7 @@ class Permutation(_base.Selector):
         def walk(carry):
             slots, got, epoch, position = carry
             at = position + jnp.arange(stride, dtype=jnp.uint32)
-            # Without the barrier XLA repeats the rounds in each place they are used in (under vmap, 20 s of compilation).
+            # Without the barrier XLA repeats the rounds wherever they are used (under vmap, 20 s of compilation).
             slot = jax.lax.optimization_barrier(permute(at, bits, state.seed, epoch))
             inside = (at < np.uint32(domain)) & (slot < np.uint32(capacity))
             slot = jnp.where(inside, slot, np.uint32(0)).astype(jnp.int32)

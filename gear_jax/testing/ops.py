@@ -101,7 +101,7 @@ def scatter_oracle(
 
 
 def sums_oracle(mass: np.ndarray) -> np.ndarray:
-    """`float32[P, M]`: all levels over `float32[P, S]`, each node the sum of its 16 children, halves added elementwise."""
+    """`float32[P, M]`: all levels over `float32[P, S]`; a node sums its 16 children, halves added elementwise."""
 
     def levels(row: np.ndarray) -> list[np.ndarray]:
         nodes = []
@@ -282,7 +282,7 @@ def check_sumtree_update(
     writes: int = 20,
     seed: int = 0,
 ) -> None:
-    """Holds `update(priority, mass, sums, slots, new_priority, new_mass)` to the oracle, with repeated and missing slots.
+    """Holds `update(priority, mass, sums, slots, new_priority, new_mass)` to the oracle; slots repeat or are outside.
 
     Args:
       update: like `gear_jax.ops.sumtree_update`.

@@ -51,9 +51,7 @@ def make_agent(replay):
 
 def make_step(agent):
     def step(state: TrainState, rows, key):
-        _, changed = agent.apply(
-            {"params": state.params, "replay": state.replay}, *rows, method="add", mutable=MUTABLE
-        )
+        _, changed = agent.apply({"params": state.params, "replay": state.replay}, *rows, method="add", mutable=MUTABLE)
 
         def loss(params):
             variables = {"params": params, **changed}

@@ -59,7 +59,7 @@ def test_step_and_batch_sizes(step_shape, rows):
     check_gather(ops.gather, "jit", dtypes=("uint8",), step_shape=step_shape, rows=rows, window=None)
 
 
-# Not shard_map, nor pmap: JAX 0.11.2 crashes in Shardy's ManualComputationUnusedInputsPattern where arguments are empty.
+# Not shard_map, nor pmap: JAX 0.11.2 crashes (Shardy's ManualComputationUnusedInputsPattern) if arguments are empty.
 @pytest.mark.parametrize("transform", ["vmap", "nested_vmap", "shared_vmap", "scan"])
 def test_an_empty_batch_under_transformations(transform):
     check_gather(ops.gather, transform, rows=0)
@@ -242,8 +242,9 @@ def test_checks_must_be_zero_or_one(monkeypatch):
 
 
 def test_an_empty_table_gives_padding():
+    window = Window(0, 2, "head", 5)
     for shape in ((1, 0, 4, 3), (1, 2, 0, 3), (0, 2, 4, 3)):
-        data, mask, _ = ops.gather(jnp.ones(shape, jnp.float32), ids(0, 1), ids(0, 0), ids(4, 4), Window(0, 2, "head", 5))
+        data, mask, _ = ops.gather(jnp.ones(shape, jnp.float32), ids(0, 1), ids(0, 0), ids(4, 4), window)
         assert not mask.any()
         np.testing.assert_array_equal(data, np.full((2, 2, 3), 5, np.float32))
     assert ops.gather(jnp.ones((1, 2, 4, 0)), ids(0), ids(0), ids(4))[0].shape == (1, 4, 0)
@@ -399,5 +400,7 @@ def test_dtypes_are_all_that_jax_has():
         if not isinstance(getattr(jnp, name), type(jnp.float32)):
             continue
         dtype = np.dtype(getattr(jnp, name))
-        narrow = dtype.itemsize == 1 and any(name.startswith(p) for p in ("int2", "int4", "uint2", "uint4", "int1", "uint1", "float4", "float6"))
+        narrow = dtype.itemsize == 1 and name.startswith(
+            ("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4", "float6")
+        )
         assert narrow or dtype in ours, name

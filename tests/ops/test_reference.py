@@ -55,6 +55,6 @@ def test_probabilities():
 
 
 def test_last_write():
-    values = jnp.zeros(3, jnp.float32)
-    got = _reference.last_write(values, jnp.asarray([2, 0, 2, -1, 3], jnp.int32), jnp.arange(1.0, 6.0, dtype=jnp.float32))
+    slots, new = jnp.asarray([2, 0, 2, -1, 3], jnp.int32), jnp.arange(1.0, 6.0, dtype=jnp.float32)
+    got = _reference.last_write(jnp.zeros(3, jnp.float32), slots, new)
     np.testing.assert_array_equal(got, [2, 0, 3])

@@ -50,7 +50,7 @@ def test_steps_of_the_values(value_steps):
     check_scatter(ops.scatter, dtypes=("uint8", "float32"), value_steps=value_steps)
 
 
-# Not shard_map, nor pmap: JAX 0.11.2 crashes in Shardy's ManualComputationUnusedInputsPattern where arguments are empty.
+# Not shard_map, nor pmap: JAX 0.11.2 crashes (Shardy's ManualComputationUnusedInputsPattern) if arguments are empty.
 @pytest.mark.parametrize("transform", ["vmap", "nested_vmap", "scan"])
 def test_an_empty_batch_under_transformations(transform):
     check_scatter(ops.scatter, transform, rows=0, dtypes=("uint8", "float32"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gear_jax import ops
+from gear_jax import _random, ops
 from gear_jax.ops import _reference
 from gear_jax.testing.ops import (
     TRANSFORMS,
@@ -23,12 +23,16 @@ update = jax.jit(ops.sumtree_update)
 sample = jax.jit(ops.sumtree_sample)
 
 
+def _empty(p, s):
+    width = ops.sumtree_width(s)
+    return jnp.zeros((p, s), jnp.float32), jnp.zeros((p, s), jnp.float32), jnp.zeros((p, width), jnp.float32)
+
+
 def tree_of(mass):
     """(mass, sums) with the sums formed by the op."""
     mass = jnp.asarray(mass, jnp.float32)
     p, s = mass.shape
-    zero = jnp.zeros((p, s), jnp.float32), jnp.zeros((p, s), jnp.float32), jnp.zeros((p, ops.sumtree_width(s)), jnp.float32)
-    _, mass, sums = update(*zero, jnp.arange(p * s, dtype=jnp.int32), mass.reshape(-1), mass.reshape(-1))
+    _, mass, sums = update(*_empty(p, s), jnp.arange(p * s, dtype=jnp.int32), mass.reshape(-1), mass.reshape(-1))
     return mass, sums
 
 
@@ -73,11 +77,6 @@ def test_the_last_of_several_writes_stays():
         assert_same_bits(priority[0], _reference.last_write(jnp.zeros(64, jnp.float32), slots, new[0]))
         assert_same_bits(mass[0], _reference.last_write(jnp.zeros(64, jnp.float32), slots, new[1]))
         assert_same_bits(sums, sums_oracle(np.asarray(mass)))
-
-
-def _empty(p, s):
-    width = ops.sumtree_width(s)
-    return jnp.zeros((p, s), jnp.float32), jnp.zeros((p, s), jnp.float32), jnp.zeros((p, width), jnp.float32)
 
 
 @pytest.mark.parametrize("writes", [7, 2000])
@@ -193,10 +192,10 @@ def test_distribution_by_chi_square(seed):
     assert 1e-4 < stats.chi2.sf(chi2, len(got) - 1) < 1 - 1e-4
 
 
-def test_all_53_bits_count():
-    """Two slots that only the low word tells apart."""
+def test_small_probabilities_are_resolved():
+    """The low word counts: a slot of 2**-40 of the mass is drawn by its share of the words, not by rounding."""
     mass, sums = tree_of(np.array([[1.0, 1.0]], np.float32))
-    bits = np.array([[2**31 - 1, 2**32 - 1], [2**31, 0]], np.uint32)
+    bits = np.array([[2**31 - 2**10, 0], [2**31, 0]], np.uint32)
     np.testing.assert_array_equal(sample(mass, sums, bits)[0], [0, 1])
     mass, sums = tree_of(np.array([[2.0**-40, 1.0]], np.float32))
     assert sample(mass, sums, np.array([[0, 1 << 12]], np.uint32))[0][0] == 0
@@ -205,13 +204,47 @@ def test_all_53_bits_count():
 
 @pytest.mark.parametrize("draws", [0, 1, 31, 33, 1023, 1025, 5000])
 def test_draws_do_not_depend_on_each_other_or_on_threads(draws):
-    """5000 draws are spread over threads, a few are not."""
+    """5000 draws are spread over threads and groups; where in them a draw stands does not matter."""
     mass, sums = tree_of(np.random.default_rng(0).uniform(size=(8, 333)).astype(np.float32))
-    bits = random_bits(7, 5000)
-    whole = sample(mass, sums, bits)
-    part = sample(mass, sums, bits[:draws])
-    assert_same_bits(part[:2], tuple(x[:draws] for x in whole[:2]))
-    assert_same_bits(part[2], whole[2])
+    bits = np.asarray(random_bits(7, draws))
+    order = np.random.default_rng(1).permutation(draws)
+    one, other = sample(mass, sums, bits), sample(mass, sums, bits[order])
+    assert_same_bits(other, (*(np.asarray(x)[order] for x in one[:2]), one[2]))
+
+
+def _from_key(**options):
+    return jax.jit(lambda m, s, k: ops.sumtree_sample(m, s, k, **options))
+
+
+@pytest.mark.parametrize("draws", [0, 1, 31, 33, 5000])
+def test_a_key_gives_the_words_of_stream_0(draws):
+    mass, sums = tree_of(np.random.default_rng(0).uniform(size=(3, 333)).astype(np.float32))
+    key = jax.random.key(5)
+    got = _from_key(draws=draws)(mass, sums, _random.fold(key))
+    assert_same_bits(got, sample(mass, sums, _random.words(key, 0, draws)))
+
+
+@pytest.mark.parametrize("leaves", [1, 16, 257, 4097])
+def test_strata(leaves):
+    """A slot is drawn as often as its probability says, within the strata at its ends; slots ascend."""
+    rng, draws = np.random.default_rng(leaves), 3000
+    mass = (rng.gamma(0.5, size=(3, leaves)) * (rng.uniform(size=(3, leaves)) < 0.7)).astype(np.float32)
+    mass[0, 0] = 0.5
+    mass, sums = tree_of(mass)
+    slot, drawn, _ = map(np.asarray, _from_key(draws=draws, stratified=True)(mass, sums, jnp.array([1, 2], jnp.uint32)))
+    flat = np.asarray(mass, np.float64).reshape(-1)
+    count = np.bincount(slot, minlength=flat.size)
+    assert (np.abs(count - draws * flat / flat.sum()) <= 2.01).all()
+    assert not count[flat == 0].any()
+    assert (np.diff(slot) >= 0).all()
+    np.testing.assert_array_equal(drawn, np.asarray(mass).reshape(-1)[slot])
+
+
+def test_masses_whose_sum_is_infinite():
+    mass, sums = tree_of(np.where(np.arange(600).reshape(2, 300) % 2, 3e38, 0).astype(np.float32))
+    for stratified in (False, True):
+        slot, _, _ = _from_key(draws=3000, stratified=stratified)(mass, sums, jnp.array([1, 2], jnp.uint32))
+        assert (np.asarray(mass).reshape(-1)[slot] > 0).all()
 
 
 def test_no_mass():
@@ -229,8 +262,10 @@ def test_partitions_without_mass_are_passed_over():
     assert set(np.unique(np.asarray(slot) // 20)) == {2, 5}
 
 
+@pytest.mark.parametrize("stratified", [False, True])
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
-def test_partitions_held_apart_draw_what_the_whole_table_draws(parts):
+def test_partitions_held_apart_draw_what_the_whole_table_draws(parts, stratified):
+    sample = jax.jit(functools.partial(ops.sumtree_sample, stratified=stratified))
     rng = np.random.default_rng(parts)
     mass = rng.uniform(size=(8, 37)).astype(np.float32)
     mass[3] = 0

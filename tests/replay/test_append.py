@@ -80,7 +80,7 @@ def test_an_open_slot_is_never_evicted(make, rows, eviction):
     state = replay.init()
     state, _ = replay.append(state, np.arange(2, dtype=np.int32), step_of([90, 91], [0, 0]), np.zeros(2, bool))
     opened = set(state.streams.slot.tolist())
-    for turn in range(3):
+    for _ in range(3):
         state, handles = replay.add(state, rows(range(21)), np.full(21, 3, np.int32))
         assert set(handles.slot.tolist()) == {-1} | (set(range(8)) - opened)
         assert (np.asarray(handles.slot) >= 0).sum() == 6 and (handles.slot[:15] == -1).all()

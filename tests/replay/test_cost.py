@@ -34,7 +34,7 @@ def test_one_compilation_for_any_number_of_calls(make, rows, caplog):
 
     def turn(state, i):
         state, h = replay.add(state, rows([i, i + 1, i + 2]), np.full(3, i % 5 + 1, np.int32))
-        state, s = replay.sample(state, jax.random.key(i), 6)
+        state, _ = replay.sample(state, jax.random.key(i), 6)
         state = replay.update_priorities(state, h, np.full(3, i + 1, np.float32))
         state, _ = replay.append(state, np.zeros(1, np.int32), one, np.array([i % 3 == 0]))
         replay.stats(state), replay.can_sample(state)

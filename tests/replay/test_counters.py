@@ -62,5 +62,5 @@ def test_stats_are_python_numbers(make, filled):
 
 def test_stats_are_for_the_host(make, filled):
     replay = make()
-    with pytest.raises(TypeError, match="stats: state: got a traced state, wanted a concrete one.*outside jit"):
+    with pytest.raises(TypeError, match=r"stats: state: got a traced state, wanted a concrete one.*outside jit"):
         jax.jit(replay.stats)(replay.init())

@@ -67,23 +67,55 @@ def good(a=2, t=5):
 
 LENGTHS = np.full(2, 3, np.int32)
 ADD = {
-    "missing": (({"a": good()["a"]}, LENGTHS), ValueError, r"trajectories: got columns \['a'\].*missing \['b'\].*wanted"),
+    "missing": (
+        ({"a": good()["a"]}, LENGTHS),
+        ValueError,
+        r"trajectories: got columns \['a'\].*missing \['b'\].*wanted",
+    ),
     "unknown": (({**good(), "c": 1}, LENGTHS), ValueError, r"unknown \['c'\]"),
     "another tree": ((list(good().values()), LENGTHS), ValueError, r"trajectories: got columns .*wanted \['a', 'b'\]"),
-    "shape": (({**good(), "a": np.zeros((2, 5, 3), np.float32)}, LENGTHS), ValueError, r"trajectories\['a'\]: got shape \(2, 5, 3\), wanted \[A, T', 2\]"),
+    "shape": (
+        ({**good(), "a": np.zeros((2, 5, 3), np.float32)}, LENGTHS),
+        ValueError,
+        r"trajectories\['a'\]: got shape \(2, 5, 3\), wanted \[A, T', 2\]",
+    ),
     "rank": (({**good(), "b": np.zeros(2, np.int32)}, LENGTHS), ValueError, r"trajectories\['b'\]: got shape \(2,\)"),
-    "float for int": (({**good(), "b": np.zeros((2, 5), np.float32)}, LENGTHS), TypeError, r"trajectories\['b'\]: got dtype float32, wanted int32\. .*astype"),
-    "narrower": (({**good(), "a": np.zeros((2, 5, 2), np.float16)}, LENGTHS), TypeError, r"got dtype float16, wanted float32"),
+    "float for int": (
+        ({**good(), "b": np.zeros((2, 5), np.float32)}, LENGTHS),
+        TypeError,
+        r"trajectories\['b'\]: got dtype float32, wanted int32\. .*astype",
+    ),
+    "narrower": (
+        ({**good(), "a": np.zeros((2, 5, 2), np.float16)}, LENGTHS),
+        TypeError,
+        r"got dtype float16, wanted float32",
+    ),
     "bool for int": (({**good(), "b": np.zeros((2, 5), bool)}, LENGTHS), TypeError, r"got dtype bool, wanted int32"),
-    "rows differ": (({**good(), "b": np.zeros((3, 5), np.int32)}, LENGTHS), ValueError, r"trajectories\['b'\]: got \[A, T'\] = \(3, 5\), wanted \(2, 5\)"),
+    "rows differ": (
+        ({**good(), "b": np.zeros((3, 5), np.int32)}, LENGTHS),
+        ValueError,
+        r"trajectories\['b'\]: got \[A, T'\] = \(3, 5\), wanted \(2, 5\)",
+    ),
     "steps differ": (({**good(), "b": np.zeros((2, 4), np.int32)}, LENGTHS), ValueError, r"got \[A, T'\] = \(2, 4\)"),
-    "too long": ((good(t=6), LENGTHS), ValueError, r"trajectories: got T' = 6 steps, wanted at most trajectory_length = 5\. Split"),
+    "too long": (
+        (good(t=6), LENGTHS),
+        ValueError,
+        r"trajectories: got T' = 6 steps, wanted at most trajectory_length = 5\. Split",
+    ),
     "lengths float": ((good(), LENGTHS.astype(np.float32)), TypeError, r"lengths: got dtype float32, wanted int32"),
     "lengths shape": ((good(), LENGTHS[:1]), ValueError, r"lengths: got shape \(1,\), wanted \[A\] = \(2,\)"),
     "lengths rank": ((good(), np.int32(3)), ValueError, r"lengths: got shape \(\)"),
-    "priorities shape": ((good(), LENGTHS, np.ones(3, np.float32)), ValueError, r"priorities: got shape \(3,\), wanted \(2,\)"),
-    "priorities int": ((good(), LENGTHS, np.ones(2, np.int32)), TypeError, r"priorities: got dtype int32, wanted float32"),
-}  # fmt: skip
+    "priorities shape": (
+        (good(), LENGTHS, np.ones(3, np.float32)),
+        ValueError,
+        r"priorities: got shape \(3,\), wanted \(2,\)",
+    ),
+    "priorities int": (
+        (good(), LENGTHS, np.ones(2, np.int32)),
+        TypeError,
+        r"priorities: got dtype int32, wanted float32",
+    ),
+}
 
 
 @pytest.fixture(scope="module")

@@ -188,3 +188,31 @@ def test_the_memory_stays_through_a_training_loop():
     assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.columns)] == before
     assert replay.stats(state)["inserted"] == 18
     np.testing.assert_array_equal(state.columns["a"][0, :18], 1)
+
+
+@pytest.mark.parametrize("program", ["SAS", "ASAS", "SASA", "SUAS", "ASUAS", "ASASAS", "USAUS", "SUSAUSA"])
+def test_a_branch_of_cond_is_in_place_in_any_order(program):
+    """S samples, A adds, U updates. With ops alone such a branch needs `ops.seal`."""
+    table = gear.TableSpec({"x": gear.ColumnSpec((3,), jnp.float32)}, trajectory_length=5, capacity=64)
+    replay = gear.make_replay(table, gear.selectors.Prioritized())
+    rows, lengths = {"x": jnp.ones((2, 5, 3))}, jnp.full((2,), 5, jnp.int32)
+
+    def branch(state):
+        batches, last = [], None
+        for i, call in enumerate(program):
+            if call == "S":
+                state, last = replay.sample(state, jax.random.key(i), 4)
+                batches.append(last.data["x"])
+            elif call == "A":
+                state, _ = replay.add(state, rows, lengths)
+            elif last is not None:
+                state = replay.update_priorities(state, last.handles, last.probability)
+        return state, jnp.stack(batches)
+
+    def step(state, flag):
+        nothing = jnp.zeros((program.count("S"), 4, 5, 3))
+        return jax.lax.cond(flag, branch, lambda state: (state, nothing), state)
+
+    state, _ = replay.add(replay.init(), rows, lengths)
+    gear.assert_in_place(step, state, True)
+    gear.assert_in_place(lambda state, flags: jax.lax.scan(step, state, flags), state, jnp.ones(3, bool))

@@ -90,7 +90,7 @@ def test_calls_consume_the_state_and_say_so(make, rows, filled):
     ]
     for call in calls:
         with pytest.raises(
-            ValueError, match="a state that an earlier call has consumed, wanted .*Rebind it.*donate=False"
+            ValueError, match=r"a state that an earlier call has consumed, wanted .*Rebind it.*donate=False"
         ):
             call()
     new, _ = replay.add(new, rows(range(4)), FOUR)

@@ -52,9 +52,9 @@ def fill(replay, lengths):
     """Slots filled to the brim with a stale trajectory, then over with shorter ones."""
     names = replay.config.names
     stale = np.full((C, T), -7777, np.int32)
-    state, _ = replay.add(replay.init(), {n: stale for n in names}, np.full(C, T, np.int32))
+    state, _ = replay.add(replay.init(), dict.fromkeys(names, stale), np.full(C, T, np.int32))
     values = np.arange(1, C + 1, dtype=np.int32)[:, None] * 100 + np.arange(T, dtype=np.int32)
-    state, handles = replay.add(state, {n: values for n in names}, np.asarray(lengths, np.int32))
+    state, handles = replay.add(state, dict.fromkeys(names, values), np.asarray(lengths, np.int32))
     assert handles.slot.tolist() == list(range(C))
     return state, values
 
