@@ -62,6 +62,7 @@ int64_t Gather::FirstBadRow() const {
 int64_t Gather::Prepare(int64_t threads) {
   int64_t total = 0;
   for (const GatherColumn& c : columns) total += rows * c.window.length * c.step_bytes;
+  for (const GatherMask& m : masks) total += rows * m.window.length;
   const int64_t task_bytes = TaskBytes(total, threads);
   pieces_.clear();
   for (size_t i = 0; i < columns.size(); ++i) {
@@ -71,17 +72,21 @@ int64_t Gather::Prepare(int64_t threads) {
       pieces_.push_back({static_cast<int64_t>(i), begin, std::min(bytes, begin + task_bytes)});
     }
   }
+  for (size_t i = 0; i < masks.size(); ++i) {
+    const int64_t step = std::max<int64_t>(1, task_bytes / std::max<int64_t>(1, masks[i].window.length));
+    for (int64_t begin = 0; begin < rows; begin += step) {
+      pieces_.push_back({static_cast<int64_t>(columns.size() + i), begin, std::min(rows, begin + step)});
+    }
+  }
   return total;
 }
 
-int64_t Gather::size() const { return static_cast<int64_t>(pieces_.size()) + 1; }
-
 void Gather::Run(int64_t task) {
-  if (task == static_cast<int64_t>(pieces_.size())) {
-    FillMasks();
+  const Piece& piece = pieces_[task];
+  if (piece.column >= static_cast<int64_t>(columns.size())) {
+    FillMask(masks[piece.column - columns.size()], piece.begin, piece.end);
     return;
   }
-  const Piece& piece = pieces_[task];
   const GatherColumn& column = columns[piece.column];
   const int64_t row_bytes = column.window.length * column.step_bytes;
   if (steps == 1 && slots > 0 && IsWhole(column.window)) {
@@ -142,23 +147,21 @@ void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int
   if (end > data_end) FillPad(column, out + data_end, end - data_end);
 }
 
-void Gather::FillMasks() const {
-  for (const GatherMask& mask : masks) {
-    const int64_t width = mask.window.length;
-    if (IsWhole(mask.window)) {
-      for (int64_t row = 0; row < rows; ++row) {
-        mask.out[row] = (slot[row] >= 0) & (slot[row] < slots) & (length[row] > 0) & (steps > 0);
-      }
-      continue;
+void Gather::FillMask(const GatherMask& mask, int64_t begin, int64_t end) const {
+  const int64_t width = mask.window.length;
+  if (IsWhole(mask.window)) {
+    for (int64_t row = begin; row < end; ++row) {
+      mask.out[row] = (slot[row] >= 0) & (slot[row] < slots) & (length[row] > 0) & (steps > 0);
     }
-    if (width == 0) continue;  // there is no array, and memset takes no null
-    for (int64_t row = 0; row < rows; ++row) {
-      const Visible seen = RowVisible(mask.window, row);
-      uint8_t* out = mask.out + row * width;
-      std::memset(out, 0, seen.element);
-      std::memset(out + seen.element, 1, seen.count);
-      std::memset(out + seen.element + seen.count, 0, width - seen.element - seen.count);
-    }
+    return;
+  }
+  if (width == 0) return;  // there is no array, and memset takes no null
+  for (int64_t row = begin; row < end; ++row) {
+    const Visible seen = RowVisible(mask.window, row);
+    uint8_t* out = mask.out + row * width;
+    std::memset(out, 0, seen.element);
+    std::memset(out + seen.element, 1, seen.count);
+    std::memset(out + seen.element + seen.count, 0, width - seen.element - seen.count);
   }
 }
 

@@ -63,19 +63,19 @@ class Gather : public Work {
   // The first row with a slot outside [0, slots), or -1.
   int64_t FirstBadRow() const;
 
-  int64_t size() const override;
+  int64_t size() const override { return static_cast<int64_t>(pieces_.size()); }
   void Run(int64_t task) override;
 
  private:
   struct Piece {
-    int64_t column, begin, end;  // bytes of the column's output
+    int64_t column, begin, end;  // bytes of the column's output; from columns.size() on, rows of a mask
   };
   Visible RowVisible(const Window& window, int64_t row) const;
   void FillRow(const GatherColumn& column, int64_t row, int64_t begin, int64_t end) const;
   bool CopyWords(const GatherColumn& column, int64_t begin, int64_t end) const;
   template <typename Word>
   bool Words(const GatherColumn& column, int64_t begin, int64_t end) const;
-  void FillMasks() const;
+  void FillMask(const GatherMask& mask, int64_t begin, int64_t end) const;
 
   std::vector<Piece> pieces_;
 };

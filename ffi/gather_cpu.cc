@@ -19,11 +19,12 @@ std::string Mismatch(const char* what, size_t i) {
 constexpr char kInternal[] = "Call gear_jax.ops.gather, which prepares the operands.";
 
 // Operands: slot, anchor, length, ticket, columns..., then buffers that are only waited for or written over.
-// Results: one for each column, one for each mask, the ticket.
+// Results: one for each column, a mask for each (if `masks`), the ticket. `lead`: the dimensions of a column before a
+// step's own.
 ffi::Future GatherCpu(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> slot, ffi::Buffer<ffi::S32> anchor,
                       ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::S32> ticket, ffi::RemainingArgs args,
                       ffi::RemainingRets rets, int64_t slots, int64_t steps, Int64s offsets, Int64s lengths,
-                      Int64s anchored, Int64s pads, Int64s pad_values, Int64s masks, bool checks) {
+                      Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, bool masks, bool checks) {
   auto gather = std::make_shared<Gather>();
   gather->rows = slot.element_count();
   gather->slots = slots;
@@ -36,7 +37,8 @@ ffi::Future GatherCpu(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> slot, ffi::Buf
   const auto window = [&](size_t k) {
     return Window{offsets[k], lengths[k], anchored[k] != 0, static_cast<Pad>(pads[k])};
   };
-  if (args.size() < columns || rets.size() != columns + masks.size() + 1) {
+  const size_t mask_count = masks ? columns : 0;
+  if (args.size() < columns || rets.size() != columns + mask_count + 1) {
     return Failed(InvalidArgument("gear_gather: operands", args.size(), columns, kInternal));
   }
   for (size_t k = 0; k < columns; ++k) {
@@ -48,7 +50,11 @@ ffi::Future GatherCpu(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> slot, ffi::Buf
     const int64_t width = ffi::ByteWidth(table->element_type());
     column.step_bytes = width;  // a table without slots still says how wide its padding is
     const auto shape = table->dimensions();
-    for (size_t d = 3; d < shape.size(); ++d) column.step_bytes *= shape[d];
+    for (size_t d = lead; d < shape.size(); ++d) column.step_bytes *= shape[d];
+    if (static_cast<int64_t>(table->size_bytes()) != slots * steps * column.step_bytes) {
+      return Failed(InvalidArgument(Mismatch("bytes of column", k), table->size_bytes(),
+                                    slots * steps * column.step_bytes, kInternal));
+    }
     const int64_t wanted = gather->rows * lengths[k] * column.step_bytes;
     if (static_cast<int64_t>((*out)->size_bytes()) != wanted) {
       return Failed(InvalidArgument(Mismatch("bytes of result", k), (*out)->size_bytes(), wanted, kInternal));
@@ -60,12 +66,12 @@ ffi::Future GatherCpu(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> slot, ffi::Buf
     column.value_bytes = width;
     gather->columns.push_back(column);
   }
-  for (size_t m = 0; m < masks.size(); ++m) {
+  for (size_t m = 0; m < mask_count; ++m) {
     auto out = rets.get<ffi::Buffer<ffi::PRED>>(columns + m);
     if (!out) return Failed(out.error());
-    gather->masks.push_back({reinterpret_cast<uint8_t*>((*out)->typed_data()), window(masks[m])});
+    gather->masks.push_back({reinterpret_cast<uint8_t*>((*out)->typed_data()), window(m)});
   }
-  auto ticket_out = rets.get<ffi::Buffer<ffi::S32>>(columns + masks.size());
+  auto ticket_out = rets.get<ffi::Buffer<ffi::S32>>(columns + mask_count);
   if (!ticket_out) return Failed(ticket_out.error());
   (*ticket_out)->typed_data()[0] = ticket.typed_data()[0];
 
@@ -100,7 +106,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_gather_cpu, GatherCpu,
                                   .Attr<Int64s>("anchored")
                                   .Attr<Int64s>("pads")
                                   .Attr<Int64s>("pad_values")
-                                  .Attr<Int64s>("masks")
+                                  .Attr<int64_t>("lead")
+                                  .Attr<bool>("masks")
                                   .Attr<bool>("checks"));
 
 }  // namespace gear_jax

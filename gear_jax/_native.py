@@ -7,12 +7,17 @@ import importlib
 _MODULES = {"cpu": "_gear_cpu", "CUDA": "_gear_cuda"}
 
 
+class LibraryMissingError(ImportError):
+    """This installation has no library of the CPU."""
+
+
 @functools.cache
 def load(platform: str):
     """The extension module of a platform ("cpu" or "CUDA"), or None where this build has none.
 
     Raises:
-      ImportError: if the library of the CPU is missing or any library is there but does not load.
+      LibraryMissingError: if there is no library of the CPU.
+      ImportError: if a library is there but does not load.
     """
     name = f"gear_jax.{_MODULES[platform]}"
     try:
@@ -21,7 +26,7 @@ def load(platform: str):
         if e.name != name:
             raise
         if platform == "cpu":
-            raise ImportError(
+            raise LibraryMissingError(
                 "gear_jax._gear_cpu: the compiled library is missing from this installation. Run `pip install .` in "
                 "the project's root (it needs a C++17 compiler)."
             ) from e

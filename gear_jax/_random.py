@@ -18,7 +18,10 @@ _DOMAIN = 0x67656172
 def fold(key: jax.Array) -> jax.Array:
     """A key, typed or legacy, of any implementation, as `uint32[2]`."""
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    return jax.lax.reduce_xor(data.reshape(-1, 2), (0,)) if data.shape[0] > 2 else data
+    folded = data[:2]
+    for i in range(2, data.shape[0], 2):  # not by xor: the halves of an "rbg" key are the same
+        folded = jnp.stack(threefry(folded[0], folded[1], data[i], data[i + 1]))
+    return folded
 
 
 def words(key: jax.Array, stream: int, n: int) -> jax.Array:

@@ -13,6 +13,9 @@ from .engines import ENGINES
 from .workloads import workloads
 
 
+_REASONS = ("failed", "unsupported")  # in place of an engine's versions
+
+
 def _names(known: Sequence[str], what: str):
     def parse(text: str) -> list[str]:
         chosen = [name for name in text.split(",") if name]
@@ -96,6 +99,7 @@ def _measure(args: argparse.Namespace, loads: dict[str, Any], pythons: dict[str,
     rounds = args.rounds or (2 if args.quick else 5)
     seconds = args.seconds or (0.1 if args.quick else 0.4)
     options = {"engines": args.engines, "quick": args.quick, "rounds": rounds, "seconds": seconds}
+    options["jax_cpu_enable_async_dispatch"] = False  # see Engine.prepare
     result: dict[str, Any] = {"machine": report.machine(), "options": options}
     result |= {"versions": {}, "rows": {}, "verdicts": {}, "own_checks": {}}
 
@@ -104,7 +108,7 @@ def _measure(args: argparse.Namespace, loads: dict[str, Any], pythons: dict[str,
 
     for workload in loads.values():
         found = runner.run_workload(workload, pythons, args.quick, rounds, seconds, say)
-        result["versions"] |= {engine: info for engine, info in found["engines"].items() if "failed" not in info}
+        result["versions"] |= {engine: info for engine, info in found["engines"].items() if info.keys().isdisjoint(_REASONS)}
         result["rows"] |= found["rows"]
         for row in workload.rows:
             result["verdicts"][row.name] = report.verdict(row, workload, found["rows"][row.name])

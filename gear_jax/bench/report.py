@@ -206,7 +206,8 @@ def tables(result: Mapping[str, Any], loads: Mapping[str, Workload], markdown: b
     host = result["machine"]
     parts = [
         f"{host['processor']}, {host['cores']} cores, {host['memory_gb']} GB. "
-        f"Medians of {result['options']['rounds']} rounds.",
+        f"Medians of {result['options']['rounds']} rounds. JAX (gear_jax and flashbax) runs with "
+        "jax_cpu_enable_async_dispatch=False.",
         render(speed_lines(result, loads)),
         "GB/s: more is better. ms, us: less is better. ~ the nearest thing that it has. » mean of a running pipeline.",
     ]

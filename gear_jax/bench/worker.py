@@ -46,6 +46,7 @@ class Worker:
     def start(self) -> dict[str, Any]:
         """Loads the library, fills the table and checks every row."""
         kind = self.engines.load(self.name)
+        kind.prepare()
         report: dict[str, Any] = {"versions": kind.versions(), "rows": []}
         self.engine = kind(self.workload)
         report["mark"] = self.engine.mark

@@ -5,14 +5,13 @@ import os
 import pathlib
 import platform
 import re
-import shutil
 import subprocess
 import sys
 
 import gear_jax
 from gear_jax.cli._output import table
 
-_REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "numpy")
+_REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "etils", "numpy")
 # extra -> what pip must be given for each of its packages; as in pyproject.toml.
 EXTRAS = {
     "datasets": ("h5py>=3.11", "minari[hdf5,arrow]>=0.5.3", "gymnasium[mujoco]>=1.2", "tqdm>=4.66"),
@@ -99,11 +98,7 @@ def _devices() -> list[tuple[str, str]]:
         return [("jax", f"cannot start: {type(e).__name__}: {_first_line(e)}")]
     rows = [("default", f"{devices[0].platform}: {_devices_text(devices)}")]
     if devices[0].platform != "cpu":
-        cpus = jax.devices("cpu")
-        rows.append(("cpu", _devices_text(cpus)))
-    elif _driver() and not os.environ.get("JAX_PLATFORMS"):
-        fix = '`python -m pip install "jax[cuda13]"`'
-        rows.append(("gpu", f"this machine has an NVIDIA driver, but JAX finds no CUDA device: {fix}"))
+        rows = [(rows[0][0], f"{rows[0][1]}: not supported by this version: set JAX_PLATFORMS=cpu")]
     if os.environ.get("JAX_PLATFORMS"):
         rows.append(("JAX_PLATFORMS", f"{os.environ['JAX_PLATFORMS']}: other platforms are not tried"))
     return rows
@@ -122,16 +117,7 @@ def _cuda_library() -> str:
     loaded = _library("CUDA")
     if loaded:
         return loaded
-    if not _driver():
-        return "not in this build, and not needed: this machine has no NVIDIA driver"
-    build = "build with `GEAR_JAX_CUDA=ON python -m pip install .` in the project's root"
-    if shutil.which("nvcc") is None:
-        return f"not in this build: there is a driver, but no nvcc on PATH. Install the CUDA toolkit, then {build}"
-    return f"not in this build: there are a driver and nvcc; {build}"
-
-
-def _driver() -> bool:
-    return pathlib.Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    return "not in this build, and not needed: this version has no CUDA kernels"
 
 
 def _library(name: str) -> str | None:
@@ -140,8 +126,10 @@ def _library(name: str) -> str | None:
 
     try:
         module = _native.load(name)
+    except _native.LibraryMissingError:
+        return None
     except ImportError as e:
-        return None if "is missing from this installation" in str(e) else f"does not load: {_first_line(e)}"
+        return f"does not load: {_first_line(e)}"
     if module is None:
         return None
     return f"loaded, {len(module.registrations())} operations: {module.__file__}"

@@ -14,6 +14,8 @@ from gear_jax.datasets._episode import Episode, Source, bad, require
 from gear_jax.datasets._open import open_source
 from gear_jax.datasets._returns import DERIVED_COLUMNS, derive
 from gear_jax.datasets._summary import LoadInterrupted, LoadSummary, UnmarkedTimeoutWarning, unmarked_message
+from gear_jax.replay._config import Config
+from gear_jax.replay._state import ReplayState, check_table
 
 _CHUNK_BYTES = 8 << 20
 _CHUNK_ROWS = 256
@@ -65,8 +67,8 @@ def load(
         default for new ones.
       too_long: what to do with an episode of more than T steps: "error", or "split" it into trajectories of
         at most T steps. Return-to-go, timestep and end flags of the pieces are those of the whole episode.
-      too_many: what to do when there are more trajectories than the table's capacity: "error", or "evict" the
-        first.
+      too_many: what to do when there are more trajectories than the state has free slots (in the partition that they go
+        to): "error", or "evict" those that the table's eviction policy gives up.
 
     Returns:
       The new state, and a `LoadSummary`.
@@ -80,23 +82,47 @@ def load(
     _require_choice("too_many", too_many, ("error", "evict"))
     if chunk is not None and chunk < 1:
         raise value_error("chunk", got=chunk, wanted="at least 1", fix="Pass None for a chunk of about 8 MiB.")
+    replay.stats(state)  # refuses a consumed state, and what is none, before anything is read
+    check_table("load", replay.config, state)
     source = open_source(source)
     binding = bind(replay.config.table.columns, columns)
     derived = [n for n in DERIVED_COLUMNS if n in binding.sources and (return_to_go or n != "return_to_go")]
     job = _Job(source, binding, tuple(derived), gamma, bootstrap, priority, progress)
     plan = job.check(replay.config.table.trajectory_length, too_long)
     summary = plan.summary(source.name)
-    if summary.trajectories > replay.config.table.capacity and too_many == "error":
-        raise value_error(
-            source.name,
-            got=f"{summary.trajectories} trajectories",
-            wanted=f"at most the table's capacity of {replay.config.table.capacity}",
-            fix=f"Make the table with capacity={summary.trajectories}, or pass too_many='evict'.",
-        )
+    rows = _chunk_rows(replay.config.partitions, plan, binding, chunk)
+    if too_many == "error":
+        _require_room(replay.config, state, source.name, summary.trajectories, rows)
     if summary.unmarked_timeouts:
         message = unmarked_message(summary.unmarked_timeouts, summary.episodes)
         warnings.warn(message, UnmarkedTimeoutWarning, stacklevel=2)
-    return job.insert(replay, state, plan, chunk), summary
+    return job.insert(replay, state, plan, rows), summary
+
+
+def _require_room(config: Config, state: ReplayState, name: str, trajectories: int, rows: int) -> None:
+    """Refuses more trajectories than there are free slots, those that streams have open not among them."""
+    used = (np.asarray(state.length) > 0).sum(axis=1)
+    if state.streams is not None:
+        slots = np.asarray(state.streams.slot)
+        used += np.bincount(slots[slots >= 0] // config.slots, minlength=config.partitions)
+    # Where `_Job.insert` puts them: a full chunk falls evenly to the partitions, the last one in runs.
+    needed = np.full(config.partitions, trajectories // rows * (rows // config.partitions))
+    last = trajectories % rows
+    if last:
+        row = np.arange(last) * rows // last
+        needed += np.bincount(row * config.partitions // rows, minlength=config.partitions)
+    if (used + needed <= config.slots).all():
+        return
+    free, capacity = config.slots - used, config.table.capacity
+    where, worst = "", int(np.argmax(needed - free))
+    if trajectories <= free.sum():
+        where = f", {needed[worst]} of them for partition {worst}, which has {free[worst]} free slots"
+    raise value_error(
+        name,
+        got=f"{trajectories} trajectories{where}",
+        wanted=f"at most the {free.sum()} free slots of a table with a capacity of {capacity}",
+        fix=f"Make the table with capacity={config.partitions * (used + needed).max()}, or pass too_many='evict'.",
+    )
 
 
 def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -190,9 +216,8 @@ class _Job:
         plan.steps = min(limit, max(plan.lengths))
         return plan
 
-    def insert(self, replay: Any, state: Any, plan: _Plan, chunk: int | None) -> Any:
-        """Second pass."""
-        rows = _chunk_rows(replay.config.partitions, plan, self.binding, chunk)
+    def insert(self, replay: Any, state: Any, plan: _Plan, rows: int) -> Any:
+        """Second pass, `rows` trajectories at a time."""
         buffers = zero_rows(self.binding, rows, plan.steps)
         lengths, priorities = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
         total, inserted, filled = plan.trajectories, 0, 0

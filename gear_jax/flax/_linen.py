@@ -6,7 +6,6 @@ import jax
 from flax import linen as nn
 
 from gear_jax._errors import value_error
-from gear_jax.flax._constant import constant
 from gear_jax.replay import Handle, Replay, ReplayState, Sample
 
 COLLECTION = "replay"
@@ -55,7 +54,7 @@ class LinenReplay(nn.Module):
         Returns the handles `[A]`.
         """
         self._check_mutable("add")
-        args = constant((trajectories, lengths, priorities))
+        args = trajectories, lengths, priorities
         self.state.value, handles = self.replay.add(self.state.value, *args)
         return handles
 
@@ -65,7 +64,7 @@ class LinenReplay(nn.Module):
         Returns the handles `[K]` of the trajectories that were closed.
         """
         self._check_mutable("append")
-        self.state.value, handles = self.replay.append(self.state.value, *constant((stream, step, done)))
+        self.state.value, handles = self.replay.append(self.state.value, stream, step, done)
         return handles
 
     def sample(self, batch_size: int, key: jax.Array | None = None, out: Sample | None = None) -> Sample:
@@ -93,7 +92,7 @@ class LinenReplay(nn.Module):
     def update_priorities(self, handles: Handle, priorities: Any) -> None:
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
         self._check_mutable("update_priorities")
-        self.state.value = self.replay.update_priorities(self.state.value, handles, constant(priorities))
+        self.state.value = self.replay.update_priorities(self.state.value, handles, priorities)
 
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""

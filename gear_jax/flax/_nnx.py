@@ -6,7 +6,6 @@ import jax
 from flax import nnx
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.flax._constant import constant
 from gear_jax.replay import Handle, Replay, ReplayState, Sample
 
 STREAM = "replay"
@@ -66,7 +65,7 @@ class NNXReplay(nnx.Module):
 
         Returns the handles `[A]`.
         """
-        state, handles = self.replay.add(self(), *constant((trajectories, lengths, priorities)))
+        state, handles = self.replay.add(self(), trajectories, lengths, priorities)
         self.state.set_value(state)
         return handles
 
@@ -75,7 +74,7 @@ class NNXReplay(nnx.Module):
 
         Returns the handles `[K]` of the trajectories that were closed.
         """
-        state, handles = self.replay.append(self(), *constant((stream, step, done)))
+        state, handles = self.replay.append(self(), stream, step, done)
         self.state.set_value(state)
         return handles
 
@@ -103,7 +102,7 @@ class NNXReplay(nnx.Module):
 
     def update_priorities(self, handles: Handle, priorities: Any) -> None:
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
-        self.state.set_value(self.replay.update_priorities(self(), handles, constant(priorities)))
+        self.state.set_value(self.replay.update_priorities(self(), handles, priorities))
 
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""

@@ -5,12 +5,13 @@ what it does under vmap.
 """
 
 from gear_jax.ops._gather import gather, gather_rows
-from gear_jax.ops._registry import new_ticket
+from gear_jax.ops._registry import check_platform, new_ticket
 from gear_jax.ops._scatter import scatter, scatter_rows, seal
 from gear_jax.ops._sumtree import sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
 from gear_jax.ops._zeros import zeros
 
 __all__ = [
+    "check_platform",
     "gather",
     "gather_rows",
     "new_ticket",

@@ -27,10 +27,8 @@ class Plan:
     anchored: tuple[bool, ...]
     pads: tuple[int, ...]
     pad_values: tuple[bytes, ...]
-    masks: tuple[int, ...]  # the columns that the masks are made for: one of each kind of window
-    mask_of: tuple[int, ...]  # column -> mask
     checks: bool
-    rows: bool = False  # columns are [P, S, *shape], without steps and without a window dimension in the result
+    rows: bool = False  # columns are [P, S, *shape]: no steps, so no window dimension and no masks in the result
 
 
 def gather(
@@ -64,7 +62,7 @@ def gather(
     Returns:
       (data, mask, ticket): trees like `columns` with leaves `[B, W, *shape]` and `bool[B, W]`, and a ticket `int32[1]`
       that a write of the same columns (`gear_jax.ops.scatter`) takes, so that XLA need not copy a column to keep this
-      read's values (columns with the same window share one mask array).
+      read's values.
 
     Raises:
       TypeError, ValueError: at trace time, for shapes, dtypes and windows that do not fit.
@@ -78,11 +76,10 @@ def gather(
     starts = _registry.ids("starts", starts, slots.shape)
     lengths = _registry.ids("lengths", lengths, slots.shape)
     plan = _plan(leaves, tree, windows, p * s, t)
-    ticket = _registry.new_ticket() if ticket is None else ticket
     outs = () if out is None else _recycled(out, leaves, tree, slots.shape[0], plan)
+    ticket = _registry.ticket(ticket)
     data, masks, last = _call(plan)(slots, starts, lengths, ticket, leaves, jax.tree.leaves(after), list(outs))
-    mask = [masks[m] for m in plan.mask_of]
-    return tree.unflatten(data), tree.unflatten(mask), last
+    return tree.unflatten(data), tree.unflatten(masks), last
 
 
 def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = None) -> tuple[Any, jax.Array]:
@@ -98,15 +95,12 @@ def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = Non
       Transformations as `gather`.
     """
     leaves, tree = jax.tree.flatten(fields)
+    p, s = _registry.rows_shape(leaves)
     slots = _registry.ids("slots", slots)
     k = len(leaves)
-    plan = Plan(
-        leaves[0].shape[0] * leaves[0].shape[1], 1, (0,) * k, (1,) * k, (False,) * k, (0,) * k, (bytes(16),) * k, (),
-        (), False, rows=True,
-    )  # fmt: skip
-    ticket = _registry.new_ticket() if ticket is None else ticket
+    plan = Plan(p * s, 1, (0,) * k, (1,) * k, (False,) * k, (0,) * k, (bytes(16),) * k, checks=False, rows=True)
     zero = jnp.zeros_like(slots)
-    data, _, last = _call(plan)(slots, zero, zero + 1, ticket, leaves, [], [])
+    data, _, last = _call(plan)(slots, zero, zero + 1, _registry.ticket(ticket), leaves, [], [])
     return tree.unflatten(data), last
 
 
@@ -158,17 +152,17 @@ def _plan(leaves, tree, windows, slots: int, steps: int) -> Plan:
         lengths.append(length)
         anchored.append(placed)
         pads.append(PAD_NUMBERS["around" if window is None else window.pad])
-        values.append(_pad_bytes(0 if window is None else window.pad_value, leaf.dtype))
-    kinds = list(zip(offsets, lengths, anchored, pads, strict=True))
-    masks = [kinds.index(k) for k in dict.fromkeys(kinds)]
-    mask_of = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
-    return Plan(
-        slots, steps, tuple(offsets), tuple(lengths), tuple(anchored), tuple(pads), tuple(values), tuple(masks),
-        mask_of, _env.checks(),
-    )  # fmt: skip
+        values.append(pad_bytes(0 if window is None else window.pad_value, leaf.dtype))
+    fields = (tuple(x) for x in (offsets, lengths, anchored, pads, values))
+    return Plan(slots, steps, *fields, checks=_env.checks())
 
 
-def _pad_bytes(value, dtype) -> bytes:
+def pad_bytes(value, dtype) -> bytes:
+    """A padding value as 16 bytes, the value first.
+
+    Raises:
+      TypeError, ValueError: if a column of `dtype` cannot hold it.
+    """
     dtype = np.dtype(dtype)
     if dtype.itemsize > 16 or dtype.kind == "O":
         raise type_error("columns", got=f"dtype {dtype}", wanted="a dtype of at most 16 bytes", fix="Cast it.")
@@ -188,7 +182,7 @@ def _pad_bytes(value, dtype) -> bytes:
 
 
 def _recycled(out, leaves, tree, rows: int, plan: Plan):
-    """The arrays of an earlier result, checked: data, then one of each mask."""
+    """The arrays of an earlier result, checked: data, then masks."""
     try:
         data, mask = out
         data, mask = tree.flatten_up_to(data), tree.flatten_up_to(mask)
@@ -197,8 +191,8 @@ def _recycled(out, leaves, tree, rows: int, plan: Plan):
             "out", got="another tree", wanted=f"(data, mask) like {tree}", fix="Pass an earlier result."
         ) from e
     wanted = [((rows, w, *c.shape[3:]), c.dtype) for c, w in zip(leaves, plan.lengths, strict=True)]
-    wanted += [((rows, plan.lengths[m]), np.dtype(bool)) for m in plan.masks]
-    arrays = data + [mask[m] for m in plan.masks]
+    wanted += [((rows, w), np.dtype(bool)) for w in plan.lengths]
+    arrays = data + mask
     for a, (shape, dtype) in zip(arrays, wanted, strict=True):
         if a.shape != shape or a.dtype != dtype:
             raise value_error(
@@ -225,23 +219,21 @@ def _call(plan: Plan):
         first = ticket[0] if batched[3] else ticket
         kinds = batched[4]
         data: list[Any] = [None] * len(columns)
-        masks: list[Any] = [None] * len(plan.masks)
+        masks: list[Any] = [None] * (0 if plan.rows else len(columns))
         for kind in sorted(set(kinds)):
             index = [i for i, k in enumerate(kinds) if k == kind]
             sub = _sub_plan(plan, index)
             cols = [columns[i] for i in index]
             slots_now = flat[0]
             if kind:  # tables become partitions: slot c of table v is slot v * C + c
-                inside = (ids_in[0] >= 0) & (ids_in[0] < plan.slots)
-                shift = jnp.arange(size, dtype=jnp.int32)[:, None] * np.int32(plan.slots)
-                slots_now = jnp.where(inside, ids_in[0] + shift, -1).reshape(size * n)
+                slots_now = _registry.fold_slots(ids_in[0], plan.slots).reshape(size * n)
                 cols = [c.reshape(size * c.shape[1], *c.shape[2:]) for c in cols]
                 sub = dataclasses.replace(sub, slots=size * plan.slots)
             got, got_masks, first = _call(sub)(slots_now, flat[1], flat[2], first, cols, [ticket, *after], [])
             for i, x in zip(index, got, strict=True):
                 data[i] = x.reshape(size, n, *x.shape[1:])
-            for i, m in zip(index if plan.masks else (), sub.mask_of, strict=True):
-                masks[plan.mask_of[i]] = got_masks[m].reshape(size, n, got_masks[m].shape[1])
+            for i, x in zip(index, got_masks, strict=False):
+                masks[i] = x.reshape(size, n, x.shape[1])
         result = data, masks, jnp.broadcast_to(first, (size, 1))
         return result, jax.tree.map(lambda _: True, result)
 
@@ -249,16 +241,8 @@ def _call(plan: Plan):
 
 
 def _sub_plan(plan: Plan, index: list[int]) -> Plan:
-    pick = lambda values: tuple(values[i] for i in index)  # noqa: E731
-    kinds = pick(plan.mask_of) if plan.masks else ()
-    order = list(dict.fromkeys(kinds))
-    return dataclasses.replace(
-        plan,
-        offsets=pick(plan.offsets), lengths=pick(plan.lengths), anchored=pick(plan.anchored), pads=pick(plan.pads),
-        pad_values=pick(plan.pad_values),
-        masks=tuple(kinds.index(k) for k in order),
-        mask_of=tuple(order.index(k) for k in kinds),
-    )  # fmt: skip
+    names = ("offsets", "lengths", "anchored", "pads", "pad_values")
+    return dataclasses.replace(plan, **{n: tuple(getattr(plan, n)[i] for i in index) for n in names})
 
 
 def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
@@ -267,7 +251,7 @@ def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
         jax.ShapeDtypeStruct((n, *c.shape[2:]) if plan.rows else (n, w, *c.shape[3:]), c.dtype)
         for c, w in zip(columns, plan.lengths, strict=True)
     ]
-    results += [jax.ShapeDtypeStruct((n, plan.lengths[m]), jnp.bool_) for m in plan.masks]
+    results += [] if plan.rows else [jax.ShapeDtypeStruct((n, w), jnp.bool_) for w in plan.lengths]
     results += [jax.ShapeDtypeStruct((1,), jnp.int32)]
     first_out = 4 + len(columns) + len(after)
     got = _registry.call(
@@ -282,7 +266,8 @@ def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
         anchored=np.asarray(plan.anchored, np.int64),
         pads=np.asarray(plan.pads, np.int64),
         pad_values=np.frombuffer(b"".join(plan.pad_values), np.int64),
-        masks=np.asarray(plan.masks, np.int64),
+        lead=np.int64(2 if plan.rows else 3),
+        masks=not plan.rows,
         checks=plan.checks,
     )
     k = len(columns)

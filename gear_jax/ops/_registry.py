@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gear_jax import _native
-from gear_jax._errors import type_error, value_error
+from gear_jax._errors import message, type_error, value_error
 
 
 @functools.cache
@@ -17,6 +17,17 @@ def register() -> None:
     """Registers every handler of every platform of this build. Handlers are stateless, so no backend is started."""
     for platform, name, capsule in _native.registrations():
         jax.ffi.register_ffi_target(name, capsule, platform=platform)
+
+
+@functools.cache
+def check_platform() -> None:
+    """Raises a RuntimeError if jax's default backend is one that this build has no handlers for."""
+    backend = jax.default_backend()
+    held = {platform for platform, _, _ in _native.registrations()}
+    if {"gpu": "CUDA"}.get(backend, backend) not in held:
+        wanted = f"one of {sorted(held)}, which this build has handlers for"
+        fix = "Set JAX_PLATFORMS=cpu before jax is imported."
+        raise RuntimeError(message("default backend", got=repr(backend), wanted=wanted, fix=fix))
 
 
 def call(
@@ -87,6 +98,54 @@ def batch_all(size: int, arrays: Sequence[jax.Array], batched: Sequence[bool]) -
 def new_ticket() -> jax.Array:
     """The ticket of a table that nobody has read yet: `int32[1]`, zero."""
     return jnp.zeros((1,), jnp.int32)
+
+
+def ticket(x: Any) -> jax.Array:
+    """A ticket argument: `int32[1]`, or None for a new one.
+
+    Raises:
+      TypeError: if it is anything else.
+    """
+    if x is None:
+        return new_ticket()
+    if getattr(x, "shape", None) != (1,) or x.dtype != jnp.int32:
+        got = f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+        raise type_error("ticket", got=got, wanted="int32[1]", fix="Pass the ticket that the last read returned.")
+    return jnp.asarray(x)
+
+
+def fold_slots(slots: jax.Array, slots_in_table: int) -> jax.Array:
+    """Slots `int32[V, B]` of V tables as slots of one: slot c of table v is v * C + c. What is outside stays outside.
+
+    Raises:
+      ValueError: if all tables together have 2**31 slots or more.
+    """
+    size = slots.shape[0]
+    if size * slots_in_table > 2**31 - 1:
+        raise value_error(
+            "vmap over tables", got=f"{size} of {slots_in_table} slots", wanted="fewer than 2**31 slots together",
+            fix="Map over fewer tables, or scan over them.",
+        )  # fmt: skip
+    inside = (slots >= 0) & (slots < slots_in_table)
+    shift = jnp.arange(size, dtype=jnp.int32)[:, None] * np.int32(slots_in_table)
+    # -1 means "none"; any other number outside must not become a slot of the next table, and is a fault when checked.
+    outside = jnp.where(slots == -1, np.int32(-1), np.int32(2**31 - 1))
+    return jnp.where(inside, slots + shift, outside)
+
+
+def rows_shape(fields: Sequence[jax.Array]) -> tuple[int, int]:
+    """(P, S), the leading dimensions that all fields share.
+
+    Raises:
+      ValueError: if there is no field, or if one has fewer dimensions or others.
+    """
+    shapes = {x.shape[:2] for x in fields}
+    if len(shapes) != 1 or len(min(shapes)) != 2:
+        raise value_error(
+            "fields", got=[x.shape for x in fields], wanted="the same [P, S] in each", fix="Pass arrays [P, S, *shape]."
+        )
+    p, s = shapes.pop()
+    return p, s
 
 
 def _whole_bytes(dtype) -> bool:

@@ -63,7 +63,7 @@ def scatter(
     if lengths is None:
         lengths = jnp.full_like(slots, value_steps)
     lengths = _registry.ids("lengths", lengths, slots.shape)
-    ticket = _registry.new_ticket() if ticket is None else ticket
+    ticket = _registry.ticket(ticket)
     return tree.unflatten(_call(p * s, t, _env.checks())(slots, starts, lengths, ticket, leaves, rows))
 
 
@@ -80,11 +80,17 @@ def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Arra
       The arrays after the write. Transformations as `scatter`.
     """
     leaves, tree = jax.tree.flatten(fields)
+    p, s = _registry.rows_shape(leaves)
     slots = _registry.ids("slots", slots)
-    ticket = _registry.new_ticket() if ticket is None else ticket
+    rows = tree.flatten_up_to(values)
+    for i, (f, v) in enumerate(zip(leaves, rows, strict=True)):
+        if (v.shape, v.dtype) != ((slots.shape[0], *f.shape[2:]), f.dtype):
+            wanted = f"{f.dtype}{[slots.shape[0], *f.shape[2:]]}"
+            raise value_error(
+                f"values[{i}]", got=f"{v.dtype}{list(v.shape)}", wanted=wanted, fix="Give one entry for each slot."
+            )
     zero = jnp.zeros_like(slots)
-    call = _call(leaves[0].shape[0] * leaves[0].shape[1], 1, False)
-    return tree.unflatten(call(slots, zero, zero + 1, ticket, leaves, tree.flatten_up_to(values)))
+    return tree.unflatten(_call(p * s, 1, False)(slots, zero, zero + 1, _registry.ticket(ticket), leaves, rows))
 
 
 def seal(columns: Any, ticket: jax.Array) -> Any:
@@ -149,9 +155,7 @@ def _call(slots_in_table: int, steps: int, checks: bool):
             )
         ids = _registry.batch_all(size, (slots, starts, lengths), batched[:3])
         n = ids[0].shape[1]
-        inside = (ids[0] >= 0) & (ids[0] < slots_in_table)
-        shift = jnp.arange(size, dtype=jnp.int32)[:, None] * np.int32(slots_in_table)
-        flat = [x.reshape(size * n) for x in (jnp.where(inside, ids[0] + shift, -1), *ids[1:])]
+        flat = [x.reshape(size * n) for x in (_registry.fold_slots(ids[0], slots_in_table), *ids[1:])]
         vals = [v.reshape(size * n, *v.shape[2:]) for v in _registry.batch_all(size, values, batched[5])]
         # Every element's ticket must be there before the write.
         ticket = ticket.reshape(-1)[:1] + jnp.minimum(ticket.max(), 0) if batched[3] else ticket

@@ -8,6 +8,7 @@ ICLR 2016, appendix B.2.1), with wide nodes.
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 
 from gear_jax._errors import value_error
 from gear_jax.ops import _registry
@@ -51,10 +52,10 @@ def sumtree_sample(
     Args:
       mass: `float32[P, S]`, finite and not negative.
       sums: `float32[P, M]`, as `sumtree_update` keeps them.
-      bits: `uint32[B, 2]`, random; or a key `uint32[2]`, of which the handler makes them (Threefry-2x32, many threads).
+      bits: `uint32[B, 2]`, random; or a key `uint32[2]`, of which the handler makes them (Threefry-2x32, in threads).
       draws: B, static; only with a key.
-      stratified: draw i falls in the i-th of B even parts of the mass. Each slot is drawn as often on average, with less
-        variance, and slots come in ascending order, which is the faster for it.
+      stratified: draw i falls in the i-th of B even parts of the mass. Each slot is drawn as often on average, with
+        less variance, and slots come in ascending order, which is the faster for it.
       roots: `float32[P']`, the mass of every partition of the whole table where only some are held here; None: all are.
       first: the number of the first partition held here.
 
@@ -114,22 +115,44 @@ def sumtree_update(
     Raises:
       TypeError, ValueError: at trace time, for shapes and dtypes that do not fit.
 
-    Transformations: under vmap one update follows another; a batch over unbatched arrays gives a copy for each element.
+    Transformations: under vmap the trees become partitions; a batch over one shared tree gives a copy for each element.
     """
     _check_tree(mass, sums)
     _check_floats("priority", priority, mass.shape)
     slots = _registry.ids("slots", slots)
     _check_floats("new_priority", new_priority, slots.shape)
     _check_floats("new_mass", new_mass, slots.shape)
-    ticket = _registry.new_ticket() if ticket is None else ticket
-    priority, mass, sums = _registry.call(
-        "gear_sumtree_update",
-        [jax.typeof(x) for x in (priority, mass, sums)],
-        [priority, mass, sums, slots, new_priority, new_mass, ticket],
-        aliases={0: 0, 1: 1, 2: 2},
-        vmap_method="sequential",
-    )
-    return priority, mass, sums
+    update = _update(mass.shape[0] * mass.shape[1])
+    return update((priority, mass, sums), slots, new_priority, new_mass, _registry.ticket(ticket))
+
+
+def _update(slots_in_tree: int):
+    """The call for one tree, with its vmap rule."""
+
+    @custom_vmap
+    def rows(tree, slots, new_priority, new_mass, ticket):
+        return tuple(
+            _registry.call(
+                "gear_sumtree_update",
+                [jax.typeof(x) for x in tree],
+                [*tree, slots, new_priority, new_mass, ticket],
+                aliases={0: 0, 1: 1, 2: 2},
+            )
+        )
+
+    @rows.def_vmap
+    def _rule(size, batched, tree, slots, new_priority, new_mass, ticket):
+        if slots.shape[-1] == 0:  # nothing is written, so nothing needs a tree of its own
+            return tree, batched[0]
+        tree = tuple(_registry.batch_all(size, tree, batched[0]))
+        columns = _registry.batch_all(size, (slots, new_priority, new_mass), batched[1:4])
+        columns[0] = _registry.fold_slots(columns[0], slots_in_tree)
+        ticket = ticket.reshape(-1)[:1] + jnp.minimum(ticket.max(), 0) if batched[4] else ticket
+        # The trees as they are, [V, P, S]: their partitions are the handler's partitions.
+        got = _update(size * slots_in_tree)(tree, *(x.reshape(-1) for x in columns), ticket)
+        return got, (True,) * 3
+
+    return rows
 
 
 def _check_tree(mass, sums):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +18,7 @@ from gear_jax.replay._state import (
     ReplayState,
     Streams,
     add64,
+    note_written,
     read_rows,
     tally,
     write_rows,
@@ -46,6 +48,10 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
 
     known = (stream >= 0) & (stream < config.streams)
     at = jnp.where(known, stream, 0)
+    # Of several steps for one stream only the first counts.
+    number = jnp.arange(k, dtype=jnp.int32)
+    first = jnp.full((config.streams,), k, jnp.int32).at[at].min(jnp.where(known, number, k))
+    known = known & (first[at] == number)
     to = jnp.where(known, stream, config.streams)
     state, opened = _open(config, state, opened, to, known & (opened.slot[at] < 0))
     slot = jnp.where(known, opened.slot[at], -1)
@@ -60,7 +66,6 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
         opened.slot.at[to].set(jnp.where(close, -1, slot), mode="drop"),
         opened.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
     )
-    number = state.clock[1] + jnp.arange(k, dtype=jnp.uint32)
     partition = jnp.maximum(slot, 0) // config.slots
     priority = jnp.broadcast_to(jnp.max(state.max_priority), (k,))
     closed = jnp.where(close, slot, -1)
@@ -70,11 +75,11 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
         columns=columns,
         streams=streams,
         ticket=ticket,
-        clock=add64(state.clock, jnp.uint32(k)),
         counters=tally(state.counters, partition, {Counter.INSERTED: close}),
         max_priority=raise_max(state.max_priority, partition, priority, close),
     )
-    state = write_rows(state, closed, length=length, sequence=number)
+    note_written(jax.tree.leaves(columns)[0])
+    state = write_rows(state, closed, length=length)
     return set_priorities(config, state, closed, priority, length), Handle(closed, generation)
 
 
@@ -91,9 +96,13 @@ def _open(config: Config, state: ReplayState, streams: Streams, stream, needs) -
     state = state.replace(
         cursor=cursor,
         ticket=ticket,
+        clock=add64(state.clock, jnp.uint32(n)),
         counters=tally(state.counters, partition, {Counter.EVICTED: old_length > 0}),
     )
-    # The generation rises at once: handles of what was there are stale before the slot is closed.
-    state = write_rows(state, slot, length=jnp.zeros((n,), jnp.int32), generation=generation + np.uint32(1))
+    # The generation rises at once: handles of what was there are stale before the slot is closed. A trajectory is as
+    # old as the opening of its slot, so that eviction, which goes round the slots, takes the oldest.
+    number = state.clock[1] - np.uint32(n) + jnp.arange(n, dtype=jnp.uint32)
+    zero = jnp.zeros((n,), jnp.int32)
+    state = write_rows(state, slot, length=zero, generation=generation + np.uint32(1), sequence=number)
     zeros = jnp.zeros((n,), jnp.float32)
     return set_priorities(config, state, slot, zeros, jnp.zeros((n,), jnp.int32)), streams

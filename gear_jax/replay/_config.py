@@ -1,14 +1,13 @@
 """The static side of a replay table, checked once."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import numpy as np
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.ops._gather import broadcast_windows
+from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.selectors import Fifo, Ranked, Selector, Uniform
 from gear_jax.specs import ColumnSpec, TableSpec, Window
 from gear_jax.windows import Anchor, make_anchor
@@ -55,12 +54,6 @@ class Config:
     def window_tree(self):
         return self.tree.unflatten(self.windows)
 
-    @functools.cached_property
-    def mask_kinds(self) -> tuple[int, ...]:
-        """For each column the number of its mask: columns with the same window share one."""
-        kinds = [(0, None, "around") if w is None else (w.offset, w.length, w.pad) for w in self.windows]
-        return tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
-
     def flatten(self, what: str, tree: Any, lead: str) -> list[jax.Array]:
         """The leaves of an argument that should look like the columns, with `lead` leading dimensions ("A, T'").
 
@@ -80,7 +73,8 @@ class Config:
         leaves = []
         n = lead.count(",") + 1 if lead else 0
         for name, spec, (_, x) in zip(self.names, self.columns, paths, strict=True):
-            x = jax.numpy.asarray(x)
+            # A table has no derivative.
+            x = jax.lax.stop_gradient(jax.numpy.asarray(x))
             if x.ndim < n or x.shape[n:] != spec.shape:
                 wanted = f"[{lead}, {', '.join(map(str, spec.shape))}]" if spec.shape else f"[{lead}]"
                 raise value_error(f"{what}[{name!r}]", got=f"shape {x.shape}", wanted=wanted, fix="Reshape it.")
@@ -116,6 +110,8 @@ def make_config(table, selector, windows, anchor, memory, partitions, selection,
             raise type_error(
                 f"windows[{name!r}]", got=type(w).__name__, wanted="a Window or None", fix="Write gear_jax.Window(...)."
             )
+    for spec, w in zip(columns, spread, strict=True):
+        pad_bytes(0 if w is None else w.pad_value, spec.dtype)
     partitions = _count("partitions", 1 if partitions is None else partitions, 1)
     if table.capacity % partitions:
         raise value_error(

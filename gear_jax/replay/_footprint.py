@@ -6,7 +6,7 @@ import math
 import jax
 
 from gear_jax.replay import _state
-from gear_jax.replay._config import make_config
+from gear_jax.replay._make import make_replay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +36,13 @@ class Footprint:
         return "\n".join(lines)
 
 
-def footprint(
-    table, selector=None, windows=None, anchor="uniform", memory=None, partitions=None, selection="centralized",
-    eviction=None, streams=0,
-) -> Footprint:  # fmt: skip
-    """The bytes that `make_replay(table, ...).init()` will take. Takes the same arguments; allocates nothing."""
-    config = make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, streams)
+def footprint(table, *args, **kwargs) -> Footprint:
+    """The bytes that `make_replay(table, ...).init()` will take. Takes the same arguments; allocates nothing.
+
+    Raises:
+      TypeError, ValueError: as `make_replay`.
+    """
+    config = make_replay(table, *args, **kwargs).config
     state = jax.eval_shape(lambda: _state.init(config, jax.random.key(0)))
     size = lambda x: math.prod(x.shape) * x.dtype.itemsize  # noqa: E731
     columns = {n: size(x) for n, x in zip(config.names, jax.tree.leaves(state.columns), strict=True)}

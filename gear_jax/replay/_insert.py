@@ -10,7 +10,17 @@ from gear_jax import ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.replay import _placement
 from gear_jax.replay._config import Config
-from gear_jax.replay._state import Counter, Handle, ReplayState, add64, after_reads, read_rows, tally, write_rows
+from gear_jax.replay._state import (
+    Counter,
+    Handle,
+    ReplayState,
+    add64,
+    after_reads,
+    note_written,
+    read_rows,
+    tally,
+    write_rows,
+)
 
 
 def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None):
@@ -34,6 +44,7 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
         max_priority=raise_max(state.max_priority, partition, priority, valid & ~rejected),
         columns=ops.scatter(state.columns, slot, config.tree.unflatten(rows), lengths, ticket=state.ticket),
     )
+    note_written(jax.tree.leaves(state.columns)[0])
     counts = {Counter.INSERTED: valid, Counter.REJECTED_PRIORITIES: rejected}
     displaced = valid & (slot < 0)  # by later rows of the same batch
     old_length, old_generation, ticket = read_rows(state, slot)
@@ -50,16 +61,13 @@ def set_priorities(config: Config, state: ReplayState, slot, priority, lengths) 
     priority, mass, sums = ops.sumtree_update(
         state.priority, state.mass, state.sums, slot, priority, mass, ticket=state.ticket
     )
-    return state.replace(priority=priority, mass=mass, sums=sums)
+    return state.replace(priority=priority, mass=mass, sums=note_written(sums))
 
 
 def update_priorities(config: Config, state: ReplayState, handles: Handle, priorities: Any) -> ReplayState:
     """See `Replay.update_priorities`."""
-    if handles.slot.shape != handles.generation.shape:
-        got = f"slot {handles.slot.shape}, generation {handles.generation.shape}"
-        raise value_error("handles", got=got, wanted="one shape", fix="Pass Sample.handles.")
-    priority = floats("priorities", priorities, handles.slot.shape).reshape(-1)
-    slot, generation = handles.slot.reshape(-1), handles.generation.reshape(-1)
+    slot, generation, shape = check_handles(handles)
+    priority = floats("priorities", priorities, shape).reshape(-1)
     lengths, now, ticket = read_rows(state, slot)
     fresh = (now == generation) & (generation > 0)
     good = acceptable(priority)
@@ -71,6 +79,23 @@ def update_priorities(config: Config, state: ReplayState, handles: Handle, prior
         max_priority=raise_max(state.max_priority, partition, priority, fresh & good),
     )
     return after_reads(set_priorities(config, state, jnp.where(fresh & good, slot, -1), priority, lengths))
+
+
+def check_handles(handles: Handle) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
+    """Slot `int32[K]` and generation `uint32[K]` of handles, and the shape that they had.
+
+    Raises:
+      TypeError, ValueError: if they are none.
+    """
+    fix = "Pass Sample.handles."
+    slot, generation = jnp.asarray(handles.slot), jnp.asarray(handles.generation)
+    if (slot.dtype, generation.dtype) != (jnp.int32, jnp.uint32):
+        got = f"slot {slot.dtype}, generation {generation.dtype}"
+        raise type_error("handles", got=got, wanted="int32 and uint32", fix=fix)
+    if slot.shape != generation.shape:
+        got = f"slot {slot.shape}, generation {generation.shape}"
+        raise value_error("handles", got=got, wanted="one shape", fix=fix)
+    return slot.reshape(-1), generation.reshape(-1), slot.shape
 
 
 def acceptable(priority: jax.Array) -> jax.Array:
@@ -93,7 +118,7 @@ def floats(what: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
         raise type_error(what, got=f"dtype {x.dtype}", wanted="float32", fix=f"Pass {what}.astype(jnp.float32).")
     if x.shape != shape:
         raise value_error(what, got=f"shape {x.shape}", wanted=f"{shape}", fix="Give one priority for each row.")
-    return x.astype(jnp.float32)
+    return jax.lax.stop_gradient(x.astype(jnp.float32))
 
 
 def _lengths(rows, config: Config, lengths) -> jax.Array:

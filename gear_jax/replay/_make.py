@@ -23,6 +23,8 @@ def make_replay(
     anchor: str = "uniform",
     memory: str | None = None,
     mesh: None = None,
+    axis: str | tuple[str, ...] = "replay",
+    batch_axis: str | None = None,
     partitions: int | None = None,
     selection: str = "centralized",
     eviction: Selector | None = None,
@@ -36,10 +38,11 @@ def make_replay(
       selector: which trajectories a sample takes; None: `selectors.Uniform()`.
       windows: which steps of them, a tree like the columns of `Window` or None, or one for all. None: all T steps.
       anchor: the step t that windows are placed at: "uniform" (any step), "full" (any step at which every window lies
-        inside the trajectory; too short ones are never drawn), "start" (0), "end" (L, behind
-        the last step: `Window(-20, 20)` then shows the last 20).
+        inside the trajectory; too short ones are never drawn), "start" (0), "end" (L, behind the last step:
+        `Window(-20, 20)` then shows the last 20).
       memory: memory kind of the columns. None: "device", the only one where there are no CUDA kernels.
       mesh: None; this version keeps a table on one device.
+      axis, batch_axis: of the mesh; without one they say nothing.
       partitions: P, logical shards; None: 1. Must divide the capacity.
       selection: "centralized" or "decentralized"; the same on one device.
       eviction: which trajectory a new one displaces; None: `selectors.Fifo()`, the oldest of its partition.
@@ -87,6 +90,7 @@ class Replay:
           key: a `jax.random` key for what the selector keeps to itself (the order of `Permutation`); None: key 0.
         """
         key = jax.random.key(0) if key is None else _sample.check_key(key)
+        ops.check_platform()
         if _traced(key):
             return _state.init(self.config, key)
         return self._jitted("init", _state.init)(key)
@@ -120,7 +124,7 @@ class Replay:
 
         Args:
           state: the last state; consumed outside jit.
-          stream: `int32[K]`, distinct numbers in [0, N); others are skipped.
+          stream: `int32[K]`, numbers in [0, N); others are skipped, and so is a second step for one stream.
           step: a tree like the columns, leaves `[K, *shape]`.
           done: `bool[K]`, whether this was the last step of the episode.
 
@@ -144,27 +148,15 @@ class Replay:
 
         Returns:
           The next state and a `Sample`.
+
+        Raises:
+          TypeError, ValueError: for a state that is consumed or of another table, a key that is none, a batch size that
+            is not static, an `out` that does not fit.
         """
         _check_type("sample", state)
         batch_size = _sample.check_batch(batch_size)
         old = None if out is None else _recyclable(out)
-        if _traced(state.ticket, key, *jax.tree.leaves(old)):
-            return _checked("sample", _sample.sample, self.config, state, key, batch_size, old)
-        # Columns with the same window share a mask: it crosses the jit boundary once.
-        kinds = self.config.mask_kinds
-        if old is not None:
-            masks = self.config.tree.flatten_up_to(old[1])
-            old = self.config.tree.flatten_up_to(old[0]), [masks[kinds.index(k)] for k in range(max(kinds) + 1)]
-        state, (sample, masks) = self._run("sample", self._sample_once, state, key, batch_size, old)
-        return state, sample.replace(mask=self.config.tree.unflatten([masks[k] for k in kinds]))
-
-    def _sample_once(self, config: Config, state, key, batch_size: int, out):
-        kinds = config.mask_kinds
-        if out is not None:
-            out = config.tree.unflatten(out[0]), config.tree.unflatten([out[1][k] for k in kinds])
-        state, sample = _sample.sample(config, state, key, batch_size, out)
-        masks = config.tree.flatten_up_to(sample.mask)
-        return state, (sample.replace(mask=None), [masks[kinds.index(k)] for k in range(max(kinds) + 1)])
+        return self._run("sample", _sample.sample, state, key, batch_size, old)
 
     def update_priorities(self, state: ReplayState, handles: Handle, priorities: Any) -> ReplayState:
         """Sets the priorities of trajectories.
@@ -174,6 +166,12 @@ class Replay:
           handles: of a sample, or of `add`. A stale one changes nothing and is counted; slot -1 is passed over; of
             several handles to one trajectory the last one wins.
           priorities: `float32`, of the handles' shape. NaN, infinite and negative ones change nothing and are counted.
+
+        Returns:
+          The next state.
+
+        Raises:
+          TypeError, ValueError: for handles or priorities that do not fit.
         """
         if not isinstance(handles, Handle):
             raise type_error("handles", got=type(handles).__name__, wanted="a Handle", fix="Pass Sample.handles.")
@@ -191,7 +189,7 @@ class Replay:
 
         trajectories and steps that can be selected or would be with a shorter window, slots, rows offered (`inserted`,
         `evicted`), updates that changed nothing (`stale_updates`, `rejected_priorities`), rows `sampled`, the largest
-        priority seen, and `open_streams`.
+        priority seen (1.0 at least), and `open_streams`.
         """
         _check_type("stats", state)
         if _traced(state.ticket):
@@ -242,7 +240,8 @@ def _recyclable(out: Any):
     """The (data, mask) of a sample whose memory may be taken."""
     if not isinstance(out, Sample):
         raise type_error("out", got=type(out).__name__, wanted="a Sample", fix="Pass an earlier sample of this replay.")
-    if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(out.data)):
+    arrays = [x for x in jax.tree.leaves((out.data, out.mask)) if not isinstance(x, (np.ndarray, Tracer))]
+    if any(x.is_deleted() for x in arrays):
         raise value_error(
             "out", got="a sample that an earlier call has consumed", wanted="one whose memory is still its own",
             fix="Pass the last sample, and pass each only once.",

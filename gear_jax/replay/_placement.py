@@ -37,7 +37,7 @@ def choose_partitions(config: Config, state: ReplayState, rows: int) -> jax.Arra
 def choose_slots(
     config: Config, state: ReplayState, partition: jax.Array, valid: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The slot of each row, as if the rows came one by one.
+    """The slot of each row, as if the rows came one by one (an eviction policy by rank goes by what was there before).
 
     Args:
       config, state: the table.

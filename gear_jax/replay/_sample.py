@@ -42,7 +42,7 @@ def check_key(key: Any) -> jax.Array:
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         good = key.shape == ()
     else:
-        good = key.dtype == jnp.uint32 and key.ndim == 1
+        good = key.dtype == jnp.uint32 and key.shape in ((2,), (4,))
     if not good:
         raise value_error("key", got=f"{key.dtype}{list(key.shape)}", wanted="one jax.random key", fix=fix)
     return key

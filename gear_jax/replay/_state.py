@@ -1,6 +1,7 @@
 """What a replay table is made of. Everything is an array, so that jit, scan, flax and Orbax take it as it is."""
 
 import enum
+import weakref
 from typing import Any
 
 import jax
@@ -170,29 +171,48 @@ def read_rows(state: ReplayState, slots: jax.Array) -> tuple[jax.Array, jax.Arra
     return length, generation, ticket
 
 
+# Arrays that were written in the program being traced, by id; they leave with their tracers.
+_written: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+
+
+def note_written(x: jax.Array) -> jax.Array:
+    """Remembers that an array is the result of a write in this program."""
+    _written[id(x)] = x
+    return x
+
+
 def after_reads(state: ReplayState) -> ReplayState:
-    """The state with all that was read of it made to wait for the ticket.
+    """The state with all that was written and then read of it made to wait for the ticket.
 
     Where a branch of `lax.cond` reads, writes, and reads again, XLA copies the whole array out of the branch unless the
     array that leaves it depends on the last read. Hence writes of no rows, which take the ticket and cost nothing. (An
-    optimization barrier does the same on JAX 0.11, but not on 0.10.)
+    optimization barrier does the same on JAX 0.11, but not on 0.10.) What was not written in this program is left
+    alone: it may not be donated, and a write of no rows would then copy it.
     """
-    none = jnp.zeros((0,), jnp.int32)
-    names = ("columns", "length", "generation", "sequence")
-    fields = {name: getattr(state, name) for name in names}
-    no_rows = jax.tree.map(lambda x: jnp.zeros((0, *x.shape[2:]), x.dtype), fields)
-    fields = ops.scatter_rows(fields, none, no_rows, ticket=state.ticket)
-    nothing = jnp.zeros((0,), jnp.float32)
-    priority, mass, sums = ops.sumtree_update(
-        state.priority, state.mass, state.sums, none, nothing, nothing, ticket=state.ticket
-    )
-    return state.replace(**fields, priority=priority, mass=mass, sums=sums)
+    none, nothing = jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32)
+    fields = {}
+    if id(jax.tree.leaves(state.columns)[0]) in _written:
+        fields["columns"] = state.columns
+    if id(state.generation) in _written:
+        fields |= {name: getattr(state, name) for name in ("length", "generation", "sequence")}
+    if fields:
+        no_rows = jax.tree.map(lambda x: jnp.zeros((0, *x.shape[2:]), x.dtype), fields)
+        state = state.replace(**ops.scatter_rows(fields, none, no_rows, ticket=state.ticket))
+        note_written(jax.tree.leaves(state.columns)[0])
+        note_written(state.generation)
+    if id(state.sums) in _written:
+        tree = state.priority, state.mass, state.sums
+        priority, mass, sums = ops.sumtree_update(*tree, none, nothing, nothing, ticket=state.ticket)
+        state = state.replace(priority=priority, mass=mass, sums=note_written(sums))
+    return state
 
 
 def write_rows(state: ReplayState, slots: jax.Array, **rows: jax.Array) -> ReplayState:
     """Sets fields of `[P, S]` at slots `int32[K]` (-1: none), in place, after all reads that the ticket stands for."""
     fields = {name: getattr(state, name) for name in rows}
-    return state.replace(**ops.scatter_rows(fields, slots, rows, ticket=state.ticket))
+    state = state.replace(**ops.scatter_rows(fields, slots, rows, ticket=state.ticket))
+    note_written(state.generation)
+    return state
 
 
 def tally(counters: jax.Array, partition: jax.Array, counts: dict[Counter, jax.Array]) -> jax.Array:

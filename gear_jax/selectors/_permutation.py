@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from gear_jax import ops
 from gear_jax.selectors import _base
 
 _ROUNDS = 8
@@ -47,13 +48,13 @@ class Permutation(_base.Selector):
         bits = max(2, (capacity - 1).bit_length())
         domain = 1 << bits
         stride = min(domain, 1 << max(8, (2 * batch_size - 1).bit_length()))
-        drawable = jnp.any(mass > 0)
+        count = jnp.sum(ops.sumtree_roots(index.sums))
+        drawable = count > 0
 
         def walk(carry):
             slots, got, epoch, position = carry
             at = position + jnp.arange(stride, dtype=jnp.uint32)
-            # Without the barrier XLA repeats the rounds wherever they are used (under vmap, 20 s of compilation).
-            slot = jax.lax.optimization_barrier(permute(at, bits, state.seed, epoch))
+            slot = permute(at, bits, state.seed, epoch)
             inside = (at < np.uint32(domain)) & (slot < np.uint32(capacity))
             slot = jnp.where(inside, slot, np.uint32(0)).astype(jnp.int32)
             hit = inside & (mass[slot] > 0)
@@ -70,7 +71,7 @@ class Permutation(_base.Selector):
         start = (jnp.full((batch_size,), -1, jnp.int32), jnp.int32(0), state.epoch, state.position)
         slots, _, epoch, position = jax.lax.while_loop(lambda c: drawable & (c[1] < batch_size), walk, start)
         found = (slots >= 0).astype(jnp.float32)
-        probability = found / jnp.maximum(jnp.sum(mass), np.float32(1))
+        probability = found / jnp.maximum(count, np.float32(1))
         return _base.Selection(slots, probability, found), state.replace(epoch=epoch, position=position)
 
 
@@ -78,14 +79,18 @@ def permute(x: jax.Array, bits: int, seed: jax.Array, epoch: jax.Array) -> jax.A
     """A bijection of [0, 2**bits), `uint32[...]` -> `uint32[...]`, keyed by seed `uint32[4]` and epoch `uint32[]`."""
     low_bits = bits // 2
     low_mask, high_mask = np.uint32((1 << low_bits) - 1), np.uint32((1 << (bits - low_bits)) - 1)
-    low, high = x & low_mask, (x >> np.uint32(low_bits)) & high_mask
-    key = _mix(epoch ^ seed[0])
-    for i in range(_ROUNDS):
-        key = _mix(key + seed[i % 4] + np.uint32(0x9E3779B9))
-        if i % 2:
-            low = low ^ (_mix(high ^ key) & low_mask)
-        else:
-            high = high ^ (_mix(low ^ key) & high_mask)
+
+    def two_rounds(i, carry):
+        low, high, key = carry
+        key = _mix(key + seed[2 * i % 4] + np.uint32(0x9E3779B9))
+        high = high ^ (_mix(low ^ key) & high_mask)
+        key = _mix(key + seed[(2 * i + 1) % 4] + np.uint32(0x9E3779B9))
+        low = low ^ (_mix(high ^ key) & low_mask)
+        return low, high, key
+
+    # A loop, because XLA repeats unrolled rounds wherever their result is used (under vmap, 20 s of compilation).
+    start = x & low_mask, (x >> np.uint32(low_bits)) & high_mask, _mix(epoch ^ seed[0])
+    low, high, _ = jax.lax.fori_loop(0, _ROUNDS // 2, two_rounds, start)
     return (high << np.uint32(low_bits)) | low
 
 

@@ -60,5 +60,7 @@ class Prioritized(_base.Selector):
         drawn = slot >= 0
         smallest = jnp.min(jnp.where(drawn, probability, np.float32(np.inf)), initial=np.float32(np.inf))
         ratio = jnp.where(drawn, probability, 1.0) / jnp.where(smallest < np.inf, smallest, 1.0)
-        weight = jnp.where(drawn, ratio ** np.float32(-self.beta), np.float32(0))
+        # A valid row keeps some weight, however steep beta makes it.
+        weight = jnp.maximum(ratio ** np.float32(-self.beta), _MIN_MASS)
+        weight = jnp.where(drawn, weight, np.float32(0))
         return _base.Selection(slot, probability, weight), state

@@ -29,6 +29,18 @@ def test_an_engine_passes_its_checks(name, tiny):
     assert engine.versions()
 
 
+@pytest.mark.parametrize(("name", "samples", "updates"), [("gear_jax", 4, 2), ("numpy", 1, 2)])
+def test_priorities_are_measured_with_stratified_draws_too(tiny, name, samples, updates):
+    if tiny.alpha is None:
+        pytest.skip("has no priorities")
+    engine = load(name)(tiny)
+    engine.fill()
+    for row in tiny.rows:
+        variants = {call.variant for call in engine.calls(row)}
+        assert len(variants) == {"sample": samples, "update": updates}[row.op]
+        assert name != "gear_jax" or 2 * sum("stratified" in v for v in variants) == len(variants)
+
+
 def test_an_engine_that_adds_nothing_is_found(tiny):
     adds = [row for row in tiny.rows if row.op == "add"]
     if not adds:

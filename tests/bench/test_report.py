@@ -99,6 +99,7 @@ def test_tables_name_every_row_every_reason_and_every_promise(result):
     text = report.tables(result, LOADS)
     assert all(name in text for name in result["rows"])
     assert "cpprb: unsupported: cannot (S2 sample 32)" in text and "gear_jax: wrong: a byte" in text
+    assert "jax_cpu_enable_async_dispatch=False" in text.split("\n\n")[0]
     assert "ratio 2.00" in text and "FAIL" in text and "pass" in text
     assert json.loads(json.dumps(result)) == result
 

@@ -1,5 +1,6 @@
 """The processes, with the engine that every environment has. No test looks at how long something took."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -60,6 +61,36 @@ def test_environments_of_one_folder_are_found(tmp_path):
     python.touch()
     found = runner.interpreters(["torchrl", "cpprb", "numpy"], str(tmp_path), {"numpy": "/x/python"})
     assert found == {"torchrl": str(python), "cpprb": sys.executable, "numpy": "/x/python"}
+
+
+@pytest.mark.parametrize("reason", [{"unsupported": "not installed"}, {"failed": "it broke"}])
+def test_an_engine_that_cannot_run_has_no_versions(monkeypatch, tmp_path, capsys, reason):
+    def run_workload(workload, pythons, *rest):
+        cells = {"numpy": {"unsupported": "cannot"}, "cpprb": reason}
+        return {"engines": {"numpy": {"numpy": "2"}, "cpprb": reason}, "rows": {r.name: cells for r in workload.rows}}
+
+    monkeypatch.setattr(runner, "run_workload", run_workload)
+    out = tmp_path / "out.json"
+    status = cli.run(["--quick", "--workloads", "S3", "--engines", "numpy,cpprb", "--json", str(out)])
+    assert status == int("failed" in reason)
+    found = json.loads(out.read_text())
+    assert found["versions"] == {"numpy": {"numpy": "2"}}
+    assert found["options"]["jax_cpu_enable_async_dispatch"] is False
+
+
+def test_jax_dispatches_at_once_in_a_worker(tmp_path):
+    check = (
+        "import runpy, sys, jax; sys.argv[:] = sys.argv[1:]; main = runpy.run_path(sys.argv[0])['main']; "
+        "assert main() == 0 and not jax.config.read('jax_cpu_enable_async_dispatch')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check, str(runner._HERE / "worker.py"), "gear_jax", "S3", "quick"],
+        env=runner._environment("gear_jax"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,9 @@ def test_more_trajectories_than_slots_is_an_error_unless_asked_for(memory):
     source = memory(LENGTHS)
     replay = gear.make_replay(table_spec(source, capacity=3))
     state = replay.init()
-    with pytest.raises(ValueError, match=r"memory: got 5 trajectories.*capacity of 3.*too_many='evict'"):
+    with pytest.raises(
+        ValueError, match=r"memory: got 5 trajectories.*the 3 free slots.*capacity of 3.*=5, or pass too_many='evict'"
+    ):
         load(replay, state, source, progress=False)
     state, _ = load(replay, state, source, too_many="evict", chunk=2, progress=False)
     assert sorted(len(row["reward"]) for row in trajectories(state)) == [3, 5, 7]
@@ -245,6 +247,66 @@ def test_loading_adds_to_what_is_there(memory):
     assert replay.stats(state)["trajectories"] == 10
 
 
+def test_a_dataset_loaded_twice_needs_twice_the_slots(make_episodes, make_d4rl):
+    path = make_d4rl(make_episodes(LENGTHS))
+    replay = gear.make_replay(table_spec(path, capacity=9))
+    state, _ = load(replay, replay.init(), path, progress=False)
+    with pytest.raises(ValueError, match=r"got 5 trajectories, wanted at most the 4 free slots.*capacity=10, or"):
+        load(replay, state, path, progress=False)
+    assert replay.stats(state)["trajectories"] == 5
+    state, _ = load(replay, state, path, too_many="evict", progress=False)
+    stats = replay.stats(state)
+    assert (stats["trajectories"], stats["evicted"]) == (9, 1)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 6])
+@pytest.mark.parametrize("chunk", [1, 4, 7, None])
+def test_there_is_room_exactly_where_nothing_is_evicted(memory, partitions, chunk):
+    sources = [memory((2,) * n) for n in (1, 4, 5, 8, 2, 3)]
+    replay = gear.make_replay(table_spec(sources[0], capacity=18), partitions=partitions)
+    state, refused = replay.init(), 0
+    for source in sources:
+        held = replay.stats(state)["evicted"]
+        try:
+            state, _ = load(replay, state, source, chunk=chunk, progress=False)
+            assert replay.stats(state)["evicted"] == held
+        except ValueError as error:
+            assert "free slots" in str(error)
+            state, _ = load(replay, state, source, chunk=chunk, too_many="evict", progress=False)
+            assert replay.stats(state)["evicted"] > held
+            refused += 1
+    assert 0 < refused < len(sources)
+
+
+def test_a_full_partition_is_named(memory):
+    replay = gear.make_replay(table_spec(memory((2,)), capacity=4), partitions=2)
+    state = replay.init()
+    for _ in range(2):
+        state, _ = load(replay, state, memory((2,)), progress=False)
+    with pytest.raises(ValueError, match=r"1 trajectories, 1 of them for partition 0, which has 0 free.*capacity=6"):
+        load(replay, state, memory((2,)), progress=False)
+
+
+def test_open_slots_of_streams_are_not_free(memory):
+    source = memory((2,) * 3)
+    replay = gear.make_replay(table_spec(source, capacity=4), streams=2)
+    state = replay.init()
+    step = jax.tree.map(lambda x: jnp.zeros((2, *x.shape[3:]), x.dtype), state.columns)
+    state, _ = replay.append(state, jnp.arange(2, dtype=jnp.int32), step, jnp.zeros(2, bool))
+    with pytest.raises(ValueError, match=r"got 3 trajectories, wanted at most the 2 free slots"):
+        load(replay, state, source, progress=False)
+
+
+def test_the_state_of_another_table_is_refused_before_anything_is_read(memory):
+    source = memory(LENGTHS)
+    replay = gear.make_replay(table_spec(source))
+    other = gear.make_replay(table_spec(source, capacity=7)).init()
+    passes = source.passes
+    with pytest.raises(ValueError, match="load: state: got columns"):
+        load(replay, other, source, progress=False)
+    assert source.passes == passes
+
+
 @pytest.fixture
 def compilations():
     """Counts the programs that XLA compiles."""
@@ -259,7 +321,7 @@ def compilations():
 
 
 def test_compiles_once(memory, compilations):
-    replay = gear.make_replay(table_spec(memory((5,) * 40)))
+    replay = gear.make_replay(table_spec(memory((5,) * 48)))
     few, many = memory((5,) * 8), memory((5, 3) * 20)
     state, _ = load(replay, replay.init(), few, chunk=4, progress=False)
     compiled = compilations[0]

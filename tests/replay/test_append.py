@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gear_jax as gear
 from gear_jax.selectors import Fifo, LowestPriority, Prioritized, Uniform
 
 
@@ -155,3 +156,31 @@ def test_bad_arguments(make):
     with pytest.raises(ValueError, match=r"done: got shape \(1,\), wanted \(2,\)"):
         replay.append(state, two, ok, flags[:1])
     assert not state.ticket.is_deleted()  # what was refused consumed nothing
+
+
+def test_a_second_step_for_a_stream_in_one_call_is_skipped():
+    replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 4, 8), streams=2)
+    state = replay.init()
+    stream, step = jnp.asarray([1, 1, 0], jnp.int32), {"x": jnp.asarray([1.0, 2.0, 3.0])}
+    state, handles = replay.append(state, stream, step, jnp.asarray([True, True, False]))
+    assert (handles.slot >= 0).tolist() == [True, False, False]
+    stats = replay.stats(state)
+    assert (stats["inserted"], stats["trajectories"], stats["steps"], stats["open_streams"]) == (1, 1, 1, 1)
+    assert state.columns["x"].reshape(8, 4)[handles.slot[0], 0] == 1.0
+
+
+def test_eviction_and_fifo_agree_on_what_is_oldest_with_streams():
+    replay = gear.make_replay(
+        gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 9, 4), Fifo(), streams=2
+    )
+    state, key = replay.init(), jax.random.key(0)
+    for i in range(40):  # stream 0 closes every step, stream 1 every seventh
+        state, oldest = replay.sample(state, key, 1)
+        before = state.generation.reshape(-1).copy()
+        stream, step = jnp.arange(2, dtype=jnp.int32), {"x": jnp.full((2,), float(i))}
+        full = int((np.asarray(state.length) > 0).sum()) + int((np.asarray(state.streams.slot) >= 0).sum()) == 4
+        opens = int((np.asarray(state.streams.slot) < 0).sum())
+        state, _ = replay.append(state, stream, step, jnp.asarray([True, i % 7 == 6]))
+        if full and opens == 1:
+            changed = np.flatnonzero(np.asarray(state.generation.reshape(-1)) != np.asarray(before))
+            assert changed.tolist() == oldest.handles.slot.tolist()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gear_jax as gear
+from gear_jax.replay import _in_place
 from gear_jax.selectors import LowestPriority, Permutation, Prioritized, Uniform
 from gear_jax.testing.ops import column_sized
 
@@ -216,3 +217,89 @@ def test_a_branch_of_cond_is_in_place_in_any_order(program):
     state, _ = replay.add(replay.init(), rows, lengths)
     gear.assert_in_place(step, state, True)
     gear.assert_in_place(lambda state, flags: jax.lax.scan(step, state, flags), state, jnp.ones(3, bool))
+
+
+def test_weights_that_look_like_a_column_are_not_one():
+    table = gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, trajectory_length=1, capacity=256)
+    replay = gear.make_replay(table)
+
+    def step(state, weights, key):  # the column is float32[1, 256, 1]
+        state, batch = replay.sample(state, key, 4)
+        return state, weights * (1 + batch.data["x"].mean()), jnp.sin(weights[0])
+
+    gear.assert_in_place(step, jax.eval_shape(replay.init), jnp.ones((4, 256)), KEY)
+
+
+def test_states_given_by_name_are_donated():
+    replay = replay_for(Prioritized())
+    f = program(replay, [sample, add])
+    state = jax.eval_shape(replay.init)
+    gear.assert_in_place(f, state=state, key=KEY)
+    gear.assert_in_place(lambda key, **others: f(others["state"], key), KEY, state=state)
+
+    def both(one, key, *, two):
+        return f(one, key), f(two, key)
+
+    gear.assert_in_place(both, state, KEY, two=state)
+    gear.assert_in_place(jax.jit(f, donate_argnames="state"), state=state, key=KEY)
+    with pytest.raises(ValueError, match="column 'a'"):
+        gear.assert_in_place(jax.jit(f), state=state, key=KEY)
+
+
+def test_columns_sorted_together_are_found():
+    replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 4, 64))
+
+    def step(state):
+        order = jax.lax.broadcasted_iota(jnp.int32, state.columns["x"].shape, 1)
+        keys, order = jax.lax.sort((state.columns["x"], order), dimension=1, num_keys=1)
+        return state, keys.sum(), order[0, :, 0].sum()
+
+    with pytest.raises(ValueError, match="column 'x': got `sort`"):
+        gear.assert_in_place(step, jax.eval_shape(replay.init))
+
+
+COLUMN = {("f32", (1, 8, 4, 3)): "x"}
+COLUMN_TEXT = "f32[1,8,4,3]{3,2,1,0:T(8,128)}"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "found"),
+    [
+        ("COLUMN copy(%p)", True),
+        ("f32[5,1,8,4,3]{4,3,2,1,0} broadcast(%p), dimensions={1,2,3,4}", True),
+        ("f32[8,4,3]{2,1,0} copy(%p)", False),
+        ("f32[1,8,4,3,1]{4,3,2,1,0} copy(%p)", False),
+        ("f16[1,8,4,3]{3,2,1,0} convert(%p)", False),
+        ("(s32[4]{0}, COLUMN) fusion(%p), kind=kLoop, calls=%fused", True),
+        ("(s32[4]{0}, s32[9]{0}, /*index=2*/COLUMN) sort(%p, %q), to_apply=%less", True),
+        ("(COLUMN, f32[2]{0}) all-gather(%p, %q), dimensions={0}", True),
+        ("((f32[1]{0}, f32[1]{0}), (f32[2]{0}, COLUMN)) all-gather-start(%p, %q)", True),
+        ("((COLUMN), f32[2]{0}, s32[]) fusion-start(%p), kind=kLoop, calls=%fused", False),
+        ("((f32[2]{0}), COLUMN, s32[]) async-start(%p), calls=%other", True),
+        ("(COLUMN, COLUMN, u32[]{:S(2)}) copy-start(%p)", True),
+        ("(f32[2]{0}, COLUMN, u32[]) copy-start(%p)", False),
+        ("(f32[2]{0}, COLUMN) all-reduce-start(%p, %q), to_apply=%add", True),
+        ("COLUMN copy-done(%p)", False),
+        ("(s32[], COLUMN) while(%p), condition=%c, body=%b", False),
+        ("(s32[], COLUMN) tuple(%p, %q)", False),
+        ("COLUMN get-tuple-element(%p), index=1", False),
+        ('(COLUMN, s32[1]{0}) custom-call(%p), custom_call_target="gear_gather"', False),
+        ('(s32[1]{0}, COLUMN) custom-call(%p), custom_call_target="sort"', True),
+        ('(s32[], COLUMN) custom-call(%p), custom_call_target="f", output_to_operand_aliasing={{1}: (0, {})}', False),
+        ('(COLUMN, COLUMN) custom-call(%p), custom_call_target="f", output_to_operand_aliasing={{1}: (0, {})}', True),
+        ('COLUMN custom-call(%p), custom_call_target="f", output_to_operand_aliasing={{}: (0, {})}', False),
+    ],
+)  # fmt: skip
+def test_which_instructions_move_a_column(instruction, found):
+    line = f"  ROOT %x.1 = {instruction.replace('COLUMN', COLUMN_TEXT)}"
+    got = set(_in_place.column_sized(line, COLUMN))
+    assert bool(got) == found
+    assert all(name == "x" and f" {opcode}(" in line for opcode, name, line in got)
+
+
+def test_what_a_fusion_holds_makes_no_array():
+    fusion = "%fused (p: f32[1,8,4,3]) -> f32[] {\n  %y = COLUMN multiply(%p, %p)\n}\n"
+    entry = "ENTRY %main (p: f32[1,8,4,3]) -> f32[] {\n  ROOT %z = f32[]{} KIND(%p), calls=%fused\n}\n"
+    text = (fusion + entry).replace("COLUMN", COLUMN_TEXT)
+    for kind, count in (("fusion", 0), ("call", 1)):
+        assert len(list(_in_place.column_sized(text.replace("KIND", kind), COLUMN))) == count

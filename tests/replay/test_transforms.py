@@ -211,3 +211,36 @@ def test_checks_refuse_nothing_that_is_right(make, rows, monkeypatch):
     state = replay.update_priorities(state, h, np.ones(9, np.float32))
     state, s = replay.sample(state, jax.random.key(0), 6)
     assert s.valid.all()
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_of_every_implementation_give_batches_of_their_own(impl):
+    replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 50, 64))
+    state, _ = replay.add(replay.init(), {"x": jnp.zeros((64, 50))}, jnp.full((64,), 50, jnp.int32))
+    seen = set()
+    root = jax.random.key(0, impl=impl)
+    for key in [*jax.random.split(root, 4), jax.random.fold_in(root, 7)]:
+        state, sample = replay.sample(state, key, 16)
+        seen.add((tuple(sample.handles.slot.tolist()), tuple(sample.anchor.tolist())))
+    assert len(seen) == 5
+
+
+def test_out_takes_the_memory_of_the_last_sample_in_jit_and_scan():
+    columns = {"x": gear.ColumnSpec((3,), jnp.float32), "y": gear.ColumnSpec((), jnp.int32)}
+    replay = gear.make_replay(gear.TableSpec(columns, 5, 16))
+    rows = {"x": jnp.arange(16 * 5 * 3, dtype=jnp.float32).reshape(16, 5, 3), "y": jnp.ones((16, 5), jnp.int32)}
+    state, _ = replay.add(replay.init(), rows, jnp.full((16,), 5, jnp.int32))
+    state, last = replay.sample(state, jax.random.key(0), 8)  # both masks are handed on, so they must be two arrays
+    step = jax.jit(lambda state, key, out: replay.sample(state, key, 8, out=out), donate_argnums=(0, 2))
+    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((last.data, last.mask))]
+    state, new = step(state, jax.random.key(1), last)
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves((new.data, new.mask))] == pointers
+    np.testing.assert_array_equal(new.data["x"], np.asarray(rows["x"])[np.asarray(new.handles.slot)])
+
+    def body(carry, key):
+        state, out = carry
+        state, out = replay.sample(state, key, 8, out=out)
+        return (state, out), (out.data["x"], out.handles.slot)
+
+    (state, _), (data, slots) = jax.lax.scan(body, (state, new), jax.random.split(jax.random.key(2), 3))
+    np.testing.assert_array_equal(data, np.asarray(rows["x"])[np.asarray(slots)])

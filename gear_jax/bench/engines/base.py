@@ -49,6 +49,11 @@ class Engine(abc.ABC):
         self.rng = np.random.default_rng(0)
 
     @staticmethod
+    def prepare() -> None:
+        """Settings of the process, made before anything else."""
+        return None
+
+    @staticmethod
     @abc.abstractmethod
     def versions() -> dict[str, str]:
         """Versions of the libraries that matter."""
@@ -76,6 +81,11 @@ class Engine(abc.ABC):
             self.workload.trajectories(first + np.arange(i * size, (i + 1) * size) % self.added)
             for i in range(_SOURCES)
         ]
+
+    def updated(self, size: int, ascending: bool) -> np.ndarray:
+        """Trajectories int64[U] whose priorities an update sets: random ones, `ascending` as of a stratified sample."""
+        ids = self.rng.integers(0, self.workload.stored, size)
+        return np.sort(ids) if ascending else ids
 
     @property
     def added(self) -> int:
@@ -125,6 +135,13 @@ class Engine(abc.ABC):
         drawn = self.workload.codes(batch.data)[:, 0]
         check_priorities(favoured, drawn, batch.weight)
         self.set_priorities(np.arange(stored), self.rng.uniform(0.1, 1.0, stored).astype(np.float32))
+
+
+def dispatch_at_once() -> None:
+    """JAX runs a program in the thread that calls it (see docs/benchmarks); to be called before its backend starts."""
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def cycle(items: list[Any]) -> Callable[[], Any]:

@@ -35,12 +35,16 @@ class Cpprb(Engine):
             source = cycle(self.sources(size))
             return [Call("arrays", lambda: buffer.add(**source()))]
         if row.op == "update":
-            index = self.rng.integers(0, self.workload.stored, size).astype(np.uint64)
-            values = cycle([self.rng.uniform(0.1, 1.0, size).astype(np.float32) for _ in range(4)])
-            return [Call("arrays", lambda: buffer.update_priorities(index, values()))]
+            return [self._update(size, ascending) for ascending in (False, True)]
         beta = self.workload.beta
         run = (lambda: buffer.sample(size)) if beta is None else (lambda: buffer.sample(size, beta))
         return [Call("sample", run, self._batch)]
+
+    def _update(self, size: int, ascending: bool) -> Call:
+        index = self.updated(size, ascending).astype(np.uint64)
+        values = cycle([self.rng.uniform(0.1, 1.0, size).astype(np.float32) for _ in range(4)])
+        update = self.buffer.update_priorities
+        return Call("ascending" if ascending else "arrays", lambda: update(index, values()))
 
     def _batch(self, result: dict[str, np.ndarray]) -> Batch:
         w = self.workload

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..check import Batch
 from ..workloads import Row
-from .base import Call, Engine, cycle
+from .base import Call, Engine, cycle, dispatch_at_once
 
 _KEYS = 64
 
@@ -26,6 +26,10 @@ class Flashbax(Engine):
     def __init__(self, workload):
         super().__init__(workload)
         self.mark = "~" if workload.window else ""
+
+    @staticmethod
+    def prepare() -> None:
+        dispatch_at_once()
 
     @staticmethod
     def versions() -> dict[str, str]:
@@ -65,7 +69,7 @@ class Flashbax(Engine):
         if row.op == "add":
             return [self._add(row.size, on_device) for on_device in (False, True)]
         if row.op == "update":
-            return [self._update(row.size)]
+            return [self._update(row.size, ascending) for ascending in (False, True)]
         sample = jax.jit(buffer.sample)
         keys = cycle(list(jax.random.split(jax.random.key(0), _KEYS)))
         return [Call("jit", lambda: jax.block_until_ready(sample(self.state, keys())), self._batch)]
@@ -91,15 +95,15 @@ class Flashbax(Engine):
     def _setter(self, size: int):
         return jax.jit(self._make(size).set_priorities, donate_argnums=0)
 
-    def _update(self, size: int) -> Call:
+    def _update(self, size: int, ascending: bool) -> Call:
         update = self._setter(size)
-        index = jnp.asarray(self.rng.integers(0, self.workload.stored, size), jnp.int32)
+        index = jnp.asarray(self.updated(size, ascending), jnp.int32)
         values = cycle([jnp.asarray(self.rng.uniform(0.1, 1.0, size), jnp.float32) for _ in range(4)])
 
         def run():
             self.state = jax.block_until_ready(update(self.state, index, values()))
 
-        return Call("jit", run)
+        return Call("jit, ascending" if ascending else "jit", run)
 
     def set_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> None:
         update = self._setter(len(ids))

@@ -1,4 +1,7 @@
-"""gear_jax, called outside jit as a user would, with and without the last sample's memory given back."""
+"""gear_jax, called outside jit as a user would, with and without the last sample's memory given back.
+
+A table with priorities is sampled both ways, with independent draws and with stratified ones, as flashbax draws them.
+"""
 
 from typing import Any
 
@@ -10,13 +13,13 @@ import gear_jax as gear
 
 from ..check import Batch
 from ..workloads import Row, Workload
-from .base import Call, Engine, cycle
+from .base import Call, Engine, cycle, dispatch_at_once
 
 _KEYS = 64
 
 
-def make(workload: Workload) -> Any:
-    """The replay that holds a workload."""
+def make(workload: Workload, stratified: bool = False) -> Any:
+    """The replay that holds a workload, `stratified` where it has priorities."""
     w = workload
     table = gear.TableSpec(
         columns={c.name: gear.ColumnSpec(c.shape, jnp.dtype(c.dtype)) for c in w.columns},
@@ -25,7 +28,7 @@ def make(workload: Workload) -> Any:
     )
     options: dict[str, Any] = {}
     if w.alpha is not None:
-        options["selector"] = gear.selectors.Prioritized(alpha=w.alpha, beta=w.beta)
+        options["selector"] = gear.selectors.Prioritized(alpha=w.alpha, beta=w.beta, stratified=stratified)
     if w.window:
         options |= {"windows": gear.Window(offset=-w.window, length=w.window), "anchor": "end"}
     return gear.make_replay(table, **options)
@@ -35,12 +38,20 @@ class GearJax(Engine):
     """One table, one state."""
 
     @staticmethod
+    def prepare() -> None:
+        dispatch_at_once()
+
+    @staticmethod
     def versions() -> dict[str, str]:
         return {"gear_jax": gear.__version__, "jax": jax.__version__}
 
     def fill(self) -> None:
         w = self.workload
         self.replay = make(w)
+        # Name -> the replay that samples; they share one state.
+        self.samplers = {"": self.replay}
+        if w.alpha is not None:
+            self.samplers["stratified, "] = make(w, stratified=True)
         self.state = self.replay.init(jax.random.key(0))
         for ids in w.chunks():
             self.state, _ = self.replay.add(self.state, w.trajectories(ids), w.lengths(ids))
@@ -50,11 +61,11 @@ class GearJax(Engine):
         if row.op == "add":
             return [self._add(row.size, on_device) for on_device in (False, True)]
         if row.op == "update":
-            return [self._update(row.size)]
-        return [self._sample(row.size, recycle) for recycle in (False, True)]
+            return [self._update(row.size, name) for name in self.samplers]
+        return [self._sample(row.size, name, recycle) for name in self.samplers for recycle in (False, True)]
 
-    def _sample(self, size: int, recycle: bool) -> Call:
-        sample, ready = self.replay.sample, jax.block_until_ready
+    def _sample(self, size: int, name: str, recycle: bool) -> Call:
+        sample, ready = self.samplers[name].sample, jax.block_until_ready
         keys = cycle(list(jax.random.split(jax.random.key(1), _KEYS)))
 
         def fresh():
@@ -68,7 +79,9 @@ class GearJax(Engine):
             self.state, last = sample(self.state, keys(), size, out=last)
             return ready(last)
 
-        return Call("out=last sample", recycled, _batch) if recycle else Call("new memory", fresh, _batch)
+        if recycle:
+            return Call(f"{name}out=last sample", recycled, _batch)
+        return Call(f"{name}new memory", fresh, _batch)
 
     def _add(self, size: int, on_device: bool) -> Call:
         add, ready = self.replay.add, jax.block_until_ready
@@ -84,9 +97,9 @@ class GearJax(Engine):
 
         return Call("JAX arrays" if on_device else "NumPy arrays", run)
 
-    def _update(self, size: int) -> Call:
+    def _update(self, size: int, name: str) -> Call:
         update, ready = self.replay.update_priorities, jax.block_until_ready
-        self.state, drawn = self.replay.sample(self.state, jax.random.key(2), size)
+        self.state, drawn = self.samplers[name].sample(self.state, jax.random.key(2), size)
         handles = drawn.handles
         values = cycle([jnp.asarray(self.rng.uniform(0.1, 1.0, size), jnp.float32) for _ in range(4)])
 
@@ -94,7 +107,7 @@ class GearJax(Engine):
             self.state = update(self.state, handles, values())
             ready(self.state)
 
-        return Call("JAX arrays", run)
+        return Call(f"{name}JAX arrays", run)
 
     def set_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> None:
         # The table was filled in order and nothing was evicted: trajectory i is in slot i.

@@ -28,7 +28,7 @@ class NumPy(Engine):
         if row.op == "add":
             return [self._add(row.size)]
         if row.op == "update":
-            return [self._update(row.size)]
+            return [self._update(row.size, ascending) for ascending in (False, True)]
         if self.workload.alpha is not None:
             return [self._prioritised(row.size)]
         if self.workload.window:
@@ -111,10 +111,11 @@ class NumPy(Engine):
     def set_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> None:
         self.mass[ids] = priorities**self.workload.alpha
 
-    def _update(self, size: int) -> Call:
-        index = self.rng.integers(0, self.workload.stored, size)
+    def _update(self, size: int, ascending: bool) -> Call:
+        index = self.updated(size, ascending)
         values = cycle([self.rng.uniform(0.1, 1.0, size).astype(np.float32) for _ in range(4)])
-        return Call("assignment", lambda: self.set_priorities(index, values()))
+        name = "assignment, ascending" if ascending else "assignment"
+        return Call(name, lambda: self.set_priorities(index, values()))
 
     def _add(self, size: int) -> Call:
         table, stored = self.table, self.workload.stored
