@@ -12,7 +12,6 @@ from . import report, runner
 from .engines import ENGINES
 from .workloads import workloads
 
-
 _REASONS = ("failed", "unsupported")  # in place of an engine's versions
 
 
@@ -108,7 +107,8 @@ def _measure(args: argparse.Namespace, loads: dict[str, Any], pythons: dict[str,
 
     for workload in loads.values():
         found = runner.run_workload(workload, pythons, args.quick, rounds, seconds, say)
-        result["versions"] |= {engine: info for engine, info in found["engines"].items() if info.keys().isdisjoint(_REASONS)}
+        measured = {engine: info for engine, info in found["engines"].items() if info.keys().isdisjoint(_REASONS)}
+        result["versions"] |= measured
         result["rows"] |= found["rows"]
         for row in workload.rows:
             result["verdicts"][row.name] = report.verdict(row, workload, found["rows"][row.name])

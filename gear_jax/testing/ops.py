@@ -227,7 +227,8 @@ def check_gather(
     for i in range(k):
         for d in dtypes:
             column = columns[d] if shared else columns[d][i]
-            wanted = gather_oracle(column, *(x[i] for x in ids), window)
+            slots, starts, lengths = (x[i] for x in ids)
+            wanted = gather_oracle(column, slots, starts, lengths, window)
             assert_same_bits(_pick((got[0][d], got[1][d]), i), wanted, f"gather, {transform}, {d}, element {i}: ")
 
 
