@@ -4,12 +4,15 @@
 #   VENV=.venv          where the environment is
 #   JAX=0.11.2          JAX version to install (default: the newest that the interpreter and gear_jax allow)
 #   GEAR_JAX_CUDA=AUTO  the CUDA library: AUTO, ON or OFF
+#   BENCH_PYTHON=...    interpreter of the benchmark's peers (default: python3.11, the newest that all of them take)
 
 VENV ?= .venv
 JAX ?=
 BAZEL ?= bazel
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+BENCH_PYTHON ?=
+BENCH_ENVS := .venv-bench
 # One worker per core; more than 8 only compete for memory.
 PYTEST_ARGS ?= -n auto --maxprocesses=8
 
@@ -20,19 +23,20 @@ install = $(bin)/python -m pip install --prefer-binary --disable-pip-version-che
 jax = $(if $(JAX),"jax==$(JAX)")
 installed := $(VENV)/.installed-jax$(JAX)
 
-.PHONY: help demo test lint format types test-cpp bazel-test bench dist clean
+.PHONY: help demo test lint format types test-cpp test-cpp-threads bazel-test bench dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo        record a dataset, train a Decision Transformer from it, show how well it plays'
 	@echo 'make test        Python tests (PYTEST_ARGS="-k gather")'
 	@echo 'make test-cpp    C++ tests under the address and undefined-behaviour sanitizers (needs libgtest-dev)'
+	@echo 'make test-cpp-threads  the same under the thread sanitizer'
 	@echo 'make bazel-test  the Bazel build and its tests (needs bazel-bootstrap and libgtest-dev)'
 	@echo 'make lint        ruff and clang-format;  make format  lets them change the files'
 	@echo 'make types       pyright on the public API'
-	@echo 'make bench       measure gear_jax and its peers (BENCH_ARGS=...)'
+	@echo 'make bench       measure gear_jax and its peers, which get environments of their own (BENCH_ARGS=...)'
 	@echo 'make dist        sdist and wheel in dist/'
-	@echo 'make clean       remove what these made, the environment included'
+	@echo 'make clean       remove what these made, the environments included'
 
 $(VENV)/pyvenv.cfg:
 	@PYTHON="$(PYTHON)" tools/make_venv.sh $(VENV)
@@ -45,10 +49,6 @@ $(installed)-demo: $(sources) | $(VENV)/pyvenv.cfg
 $(installed)-test: $(sources) | $(VENV)/pyvenv.cfg
 	$(install) -e '.[dev,datasets,examples]' $(jax)
 	@rm -f $(VENV)/.installed-* && touch $@ $(installed)-demo
-
-$(installed)-bench: $(installed)-test
-	$(install) -e '.[bench]' $(jax)
-	@touch $@
 
 demo: $(installed)-demo
 	$(bin)/python examples/decision_transformer.py $(DEMO_ARGS)
@@ -67,21 +67,24 @@ format: $(installed)-test
 types: $(installed)-test
 	$(bin)/pyright --pythonpath $(bin)/python
 
-test-cpp: $(installed)-test
-	$(bin)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \
-	  -DGEAR_JAX_BUILD_MODULES=OFF -DGEAR_JAX_BUILD_TESTS=ON -DGEAR_JAX_SANITIZE=ON
-	$(bin)/cmake --build build/sanitize
-	$(bin)/ctest --test-dir build/sanitize --output-on-failure
+test-cpp: sanitizer := address
+test-cpp-threads: sanitizer := thread
+test-cpp test-cpp-threads: $(installed)-test
+	$(bin)/cmake -S . -B build/$(sanitizer) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \
+	  -DGEAR_JAX_BUILD_MODULES=OFF -DGEAR_JAX_BUILD_TESTS=ON -DGEAR_JAX_SANITIZE=$(sanitizer)
+	$(bin)/cmake --build build/$(sanitizer)
+	$(bin)/ctest --test-dir build/$(sanitizer) --output-on-failure
 
 bazel-test: $(installed)-test
 	@command -v $(BAZEL) >/dev/null || { echo 'Bazel is missing (Debian, Ubuntu: apt-get install bazel-bootstrap)' >&2; exit 1; }
 	PYTHON_BIN=$(abspath $(bin))/python $(BAZEL) test --symlink_prefix=/ --test_output=errors //...
 
-bench: $(installed)-bench
-	$(bin)/python -m gear_jax bench $(BENCH_ARGS)
+bench: $(installed)-test
+	PYTHON="$(BENCH_PYTHON)" $(bin)/python -m gear_jax bench --make-envs $(BENCH_ENVS)
+	$(bin)/python -m gear_jax bench --envs $(BENCH_ENVS) $(BENCH_ARGS)
 
 dist: $(installed)-test
 	$(bin)/python -m build
 
 clean:
-	rm -rf $(VENV) build dist bazel-*
+	rm -rf $(VENV) .venv-* build dist bazel-*
