@@ -170,6 +170,7 @@ TEST_P(GatherSplit, TasksCutRowsAndPadValues) {
   const int64_t bytes = gather.Prepare(threads);
   int64_t wanted = 0;
   for (const auto& out : table.out) wanted += static_cast<int64_t>(out.size());
+  for (const auto& mask : table.mask) wanted += static_cast<int64_t>(mask.size());
   EXPECT_EQ(bytes, wanted);
   EXPECT_GT(gather.size(), 6);
   DrainWith(gather, threads);
