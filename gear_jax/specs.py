@@ -48,7 +48,7 @@ class ColumnSpec:
             raise type_error("ColumnSpec.shape", got=repr(self.shape), wanted="a tuple of integers", fix=fix) from None
         shape = tuple(_integer(f"ColumnSpec.shape[{i}]", d, 1, fix) for i, d in enumerate(shape))
         try:
-            dtype = np.dtype(self.dtype)
+            dtype = np.dtype(self.dtype).newbyteorder("=")
         except TypeError:
             raise type_error("ColumnSpec.dtype", got=repr(self.dtype), wanted="a NumPy or JAX dtype", fix=fix) from None
         narrow = any(

@@ -98,7 +98,8 @@ def _measure(args: argparse.Namespace, loads: dict[str, Any], pythons: dict[str,
     rounds = args.rounds or (2 if args.quick else 5)
     seconds = args.seconds or (0.1 if args.quick else 0.4)
     options = {"engines": args.engines, "quick": args.quick, "rounds": rounds, "seconds": seconds}
-    options["jax_cpu_enable_async_dispatch"] = False  # see Engine.prepare
+    # See Engine.prepare.
+    options["jax_cpu_enable_async_dispatch"] = {"gear_jax": False, "flashbax": False, "flashbax_async": True}
     result: dict[str, Any] = {"machine": report.machine(), "options": options}
     result |= {"versions": {}, "rows": {}, "verdicts": {}, "own_checks": {}}
 

@@ -7,6 +7,7 @@ from .report import OURS, PEERS
 
 _COLOURS = {
     "flashbax": "#1b7837",
+    "flashbax_async": "#7fbf7b",
     "cpprb": "#2166ac",
     "torchrl": "#b2182b",
     "reverb": "#e08214",

@@ -14,7 +14,7 @@ from .workloads import SMALL_BYTES, Row, Workload
 
 DISPATCH_SECONDS = 60e-6
 OURS, CEILING, BARE = "gear_jax", "memcpy", "numpy"
-PEERS = ("flashbax", "cpprb", "torchrl", "reverb", BARE)
+PEERS = ("flashbax", "flashbax_async", "cpprb", "torchrl", "reverb", BARE)
 _CEILING_VARIANT = "2 threads"
 
 
@@ -206,8 +206,8 @@ def tables(result: Mapping[str, Any], loads: Mapping[str, Workload], markdown: b
     host = result["machine"]
     parts = [
         f"{host['processor']}, {host['cores']} cores, {host['memory_gb']} GB. "
-        f"Medians of {result['options']['rounds']} rounds. JAX (gear_jax and flashbax) runs with "
-        "jax_cpu_enable_async_dispatch=False.",
+        f"Medians of {result['options']['rounds']} rounds. "
+        "JAX runs with jax_cpu_enable_async_dispatch=False, in flashbax_async with True.",
         render(speed_lines(result, loads)),
         "GB/s: more is better. ms, us: less is better. ~ the nearest thing that it has. » mean of a running pipeline.",
     ]

@@ -27,6 +27,7 @@ _END_SECONDS = 20
 _HERE = pathlib.Path(__file__).resolve().parent
 _ENVIRONMENT_OF = {  # the folders that envs.sh makes
     "flashbax": "bench-jax-peers",
+    "flashbax_async": "bench-jax-peers",
     "cpprb": "bench-jax-peers",
     "torchrl": "bench-torchrl",
     "reverb": "bench-reverb",

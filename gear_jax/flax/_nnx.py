@@ -27,7 +27,7 @@ class NNXReplay(nnx.Module):
     `nnx.jit` takes a module's arrays in and hands new ones out. To keep the table's memory, donate the argument that
     is (or holds) the module; without that each call copies the whole table:
 
-        @nnx.partial(nnx.jit, donate_argnames=("table",))
+        @functools.partial(nnx.jit, donate_argnames=("table",))
         def train_step(model, optimizer, table): ...
 
     NNX puts the results back into the module, so the module stays usable after the call; only arrays taken out of it

@@ -78,16 +78,32 @@ def ids(what: str, x: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
       TypeError: if it does not hold integers.
       ValueError: if it is not of the shape (None: any length, one dimension).
     """
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise type_error(what, got=f"dtype {x.dtype}", wanted="int32", fix=f"Pass {what}.astype(jnp.int32).")
+    x = int32(what, x)
     if (x.ndim != 1) if shape is None else (x.shape != shape):
         wanted = "one dimension" if shape is None else f"shape {shape}"
         raise value_error(what, got=f"shape {x.shape}", wanted=wanted, fix="Give one number for each row.")
-    if jnp.iinfo(x.dtype).max > jnp.iinfo(jnp.int32).max:  # a number too large must not wrap round to a slot
-        x = jnp.clip(x, max=jnp.iinfo(jnp.int32).max)
-        x = jnp.clip(x, min=jnp.iinfo(jnp.int32).min) if jnp.issubdtype(x.dtype, jnp.signedinteger) else x
-    return x.astype(jnp.int32)
+    return x
+
+
+def int32(what: str, x: Any) -> jax.Array:
+    """Integers of any width as int32; a number too large must not wrap round to a small one.
+
+    Raises:
+      TypeError: if it does not hold integers.
+    """
+    xp = jnp if isinstance(x, jax.Array) else np  # jax would cut a NumPy int64 before we see it
+    x = xp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        if x.size or xp is jnp:
+            dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+            raise type_error(what, got=f"dtype {dtype}", wanted="int32", fix=f"Pass {what}.astype(jnp.int32).")
+        x = x.astype(np.int32)  # an empty list
+    limits = jnp.iinfo(jnp.int32)
+    if jnp.iinfo(x.dtype).max > limits.max:
+        x = xp.clip(x, None, xp.asarray(limits.max, x.dtype))
+        if jnp.issubdtype(x.dtype, jnp.signedinteger):
+            x = xp.clip(x, xp.asarray(limits.min, x.dtype), None)
+    return jnp.asarray(x.astype(jnp.int32))
 
 
 def batch_all(size: int, arrays: Sequence[jax.Array], batched: Sequence[bool]) -> list[jax.Array]:

@@ -96,7 +96,8 @@ def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Arra
 def seal(columns: Any, ticket: jax.Array) -> Any:
     """The columns, after the reads that the ticket stands for: a write of no rows.
 
-    For the end of a branch of `lax.cond` that reads, writes and reads again: XLA otherwise copies its columns. As any
+    For the end of a branch of `lax.cond` that reads, writes and reads again: XLA otherwise copies its columns. (It also
+    copies them where the branch for False writes, and no seal helps there on JAX 0.10; see `gear_jax.Replay`.) As any
     write it needs the columns donated.
 
     Args:

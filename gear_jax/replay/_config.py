@@ -68,7 +68,7 @@ class Config:
             detail = "; ".join(f"{k} {v}" for k, v in (("missing", missing), ("unknown", unknown)) if v)
             raise value_error(
                 what, got=f"columns {got}" + (f" ({detail})" if detail else ""), wanted=f"{list(self.names)}",
-                fix="Give a tree like TableSpec.columns.",
+                fix=f"Give a tree like TableSpec.columns, {self.tree}.",
             )  # fmt: skip
         leaves = []
         n = lead.count(",") + 1 if lead else 0

@@ -34,7 +34,8 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
 
     Sampling reads the rows it needs and insertion writes the rows it gets; a program that copies a column is slower by
     orders of magnitude, and XLA says nothing. The causes: a state that is not donated at the jit boundary; a state used
-    twice (an old state read after the next was made); `jax.vmap` over a shared table.
+    twice (an old state read after the next was made); `jax.vmap` over a shared table; a `lax.cond` of which not only
+    the branch for True uses the table (see `Replay`).
 
     Args:
       f: a function, or the result of `jax.jit`. A plain function is compiled with every argument donated that holds a
@@ -68,7 +69,8 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
             f"assert_in_place: column {name!r}",
             got=f"`{opcode}` of the whole column in the compiled program ({line.strip()[:160]})",
             wanted="reads and writes of single rows",
-            fix="Donate the state (jax.jit(f, donate_argnums=...)), use each state once, and scan instead of vmap.",
+            fix="Donate the state (jax.jit(f, donate_argnums=...)), use each state once, scan instead of vmap, let "
+            "only the branch of cond for True use the table (or add with lengths of 0 instead).",
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from gear_jax import ops
 from gear_jax._errors import type_error, value_error
+from gear_jax.ops._registry import int32
 from gear_jax.replay import _placement
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import (
@@ -134,10 +135,7 @@ def _lengths(rows, config: Config, lengths) -> jax.Array:
             "trajectories", got=f"T' = {steps} steps", wanted=f"at most trajectory_length = {config.steps}",
             fix="Split the trajectories, or raise TableSpec.trajectory_length.",
         )  # fmt: skip
-    lengths = jnp.asarray(lengths)
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise type_error("lengths", got=f"dtype {lengths.dtype}", wanted="int32", fix="Pass lengths.astype(jnp.int32).")
+    lengths = int32("lengths", lengths)
     if lengths.shape != (a,):
         raise value_error("lengths", got=f"shape {lengths.shape}", wanted=f"[A] = {(a,)}", fix="Give one for each row.")
-    # Cut before the cast: a length beyond int32 must not wrap round.
-    return jnp.clip(lengths, 0, min(steps, jnp.iinfo(lengths.dtype).max)).astype(jnp.int32)
+    return jnp.clip(lengths, 0, steps)

@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from gear_jax import ops
 from gear_jax._errors import type_error, value_error
+from gear_jax.ops._registry import int32
 from gear_jax.replay import _append, _insert, _sample, _state
 from gear_jax.replay._config import Config, make_config
 from gear_jax.replay._state import Counter, Handle, ReplayState, Sample
@@ -38,7 +39,8 @@ def make_replay(
       selector: which trajectories a sample takes; None: `selectors.Uniform()`.
       windows: which steps of them, a tree like the columns of `Window` or None, or one for all. None: all T steps.
       anchor: the step t that windows are placed at: "uniform" (any step), "full" (any step at which every window lies
-        inside the trajectory; too short ones are never drawn), "start" (0), "end" (L, behind the last step:
+        inside the trajectory, as the anchor does; too short ones are never drawn; a window of all T steps does not
+        count), "start" (0), "end" (L, behind the last step:
         `Window(-20, 20)` then shows the last 20).
       memory: memory kind of the columns. None: "device", the only one where there are no CUDA kernels.
       mesh: None; this version keeps a table on one device.
@@ -66,6 +68,10 @@ class Replay:
     All are pure: jit them, scan them, donate their state. The state is threaded linearly: each call takes the last
     state and returns the next. Called outside jit they are compiled once for each set of shapes, with the state
     donated: the state passed in is consumed (`make_replay(donate=False)` keeps it).
+
+    In a `jax.lax.cond` the table stays in place if the branch taken where the predicate holds does the work and the
+    other returns the state as it is. Where both branches read or write the table XLA may copy it (0.10 more often than
+    0.11). Then leave cond out: `add` with lengths of 0, and `update_priorities` with slots of -1, do nothing.
 
     Under `jax.vmap` over several states (one for each seed, say) each state is a table of its own. To draw K batches
     from one state, draw K * B rows and reshape, or scan; `gear_jax.assert_in_place` finds the rest.
@@ -114,6 +120,8 @@ class Replay:
         Raises:
           TypeError, ValueError: for shapes, dtypes or columns that do not match the table.
         """
+        if not isinstance(lengths, jax.Array):  # jit would cut a NumPy int64 before we see it
+            lengths = int32("lengths", lengths)
         return self._run("add", _insert.add, state, trajectories, lengths, priorities)
 
     def append(self, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
@@ -144,7 +152,7 @@ class Replay:
           batch_size: B, static.
           out: an earlier sample of the same batch size whose `data` and `mask` are not needed any more: the new sample
             takes their memory. They are consumed. Worth it for batches of many MB, where new memory costs as much as
-            the copy.
+            the copy. A NumPy array that still looks at it keeps it alive; the new sample then gets memory of its own.
 
         Returns:
           The next state and a `Sample`.

@@ -54,5 +54,5 @@ def check_batch(batch_size: Any) -> int:
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
         raise type_error("batch_size", got=type(batch_size).__name__, wanted="a static integer", fix=fix)
     if not 1 <= batch_size <= 2**31 - 1:
-        raise value_error("batch_size", got=batch_size, wanted="at least 1", fix=fix)
+        raise value_error("batch_size", got=batch_size, wanted="a number in [1, 2**31)", fix=fix)
     return int(batch_size)

@@ -149,6 +149,12 @@ def check_table(name: str, config: Config, state: ReplayState) -> None:
     leaves, tree = jax.tree.flatten(state.columns)
     got = [(x.shape, jnp.dtype(x.dtype)) for x in leaves]
     streams = 0 if state.streams is None else state.streams.slot.shape[0]
+    own = jax.eval_shape(config.selector.init, jax.ShapeDtypeStruct((4,), jnp.uint32))
+    if jax.tree.structure(state.selector) != jax.tree.structure(own):
+        raise value_error(
+            f"{name}: state", got=f"the state of another selector, {jax.tree.structure(state.selector)}",
+            wanted=f"that of {config.selector!r}", fix="Pass a state that this replay's own init made.",
+        )  # fmt: skip
     if (tree, got, streams) != (config.tree, wanted, config.streams):
         raise value_error(
             f"{name}: state", got=f"columns {describe(got, streams)}", wanted=describe(wanted, config.streams),

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 from typing import final
 
 import jax.numpy as jnp
@@ -38,14 +37,14 @@ class Prioritized(_base.Selector):
         for name in ("alpha", "beta"):
             value = getattr(self, name)
             try:
-                good = math.isfinite(value) and value >= 0
+                good = 0 <= value <= np.finfo(np.float32).max
             except TypeError:
                 good = False
             if not good:
                 raise value_error(
                     f"Prioritized.{name}",
                     got=repr(value),
-                    wanted="a finite number >= 0",
+                    wanted="a finite float32 >= 0",
                     fix="Write Prioritized(0.6, 0.4).",
                 )
 

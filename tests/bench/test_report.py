@@ -59,6 +59,11 @@ def test_numpy_counts_as_a_peer_but_not_as_a_library():
     assert not found["peers"]["pass"] and found["peers"]["peer"] == "numpy" and not found["pass"]
 
 
+def test_the_better_way_of_flashbax_counts():
+    assert not _passes("S1a sample 512", gear_jax=1e-3, flashbax=5e-3, flashbax_async=0.9e-3)
+    assert not _passes("S1a sample 512", gear_jax=1e-3, flashbax=0.9e-3, flashbax_async=5e-3)
+
+
 def test_nothing_measured_is_neither_pass_nor_fail():
     assert _passes("S1a sample 32", gear_jax=1e-3) is None
     assert _passes("S1a sample 32", cpprb=1e-3) is None

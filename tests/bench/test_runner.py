@@ -75,7 +75,7 @@ def test_an_engine_that_cannot_run_has_no_versions(monkeypatch, tmp_path, capsys
     assert status == int("failed" in reason)
     found = json.loads(out.read_text())
     assert found["versions"] == {"numpy": {"numpy": "2"}}
-    assert found["options"]["jax_cpu_enable_async_dispatch"] is False
+    assert found["options"]["jax_cpu_enable_async_dispatch"]["gear_jax"] is False
 
 
 def test_jax_dispatches_at_once_in_a_worker(tmp_path):

@@ -303,3 +303,38 @@ def test_what_a_fusion_holds_makes_no_array():
     text = (fusion + entry).replace("COLUMN", COLUMN_TEXT)
     for kind, count in (("fusion", 0), ("call", 1)):
         assert len(list(_in_place.column_sized(text.replace("KIND", kind), COLUMN))) == count
+
+
+@pytest.mark.parametrize("predicate", [True, False])
+def test_what_stands_in_for_a_cond_with_work_in_both_branches(predicate):
+    """`add` with lengths of 0 and `update_priorities` with slots of -1 do nothing, and are in place."""
+    table = gear.TableSpec({"x": gear.ColumnSpec((3,), jnp.float32)}, trajectory_length=5, capacity=64)
+    replay = gear.make_replay(table, gear.selectors.Prioritized())
+    rows, lengths = {"x": jnp.ones((2, 5, 3))}, jnp.full((2,), 5, jnp.int32)
+    state, _ = replay.add(replay.init(), rows, lengths)
+
+    def step(state, flag):
+        state, batch = replay.sample(state, jax.random.key(0), 4)
+        handles = batch.handles.replace(slot=jnp.where(flag, batch.handles.slot, -1))
+        state = replay.update_priorities(state, handles, jnp.full((4,), 2.0))
+        return replay.add(state, rows, jnp.where(flag, 0, lengths))[0]
+
+    gear.assert_in_place(step, state, predicate)
+    state = jax.jit(step, donate_argnums=0)(state, predicate)
+    stats = replay.stats(state)
+    assert stats["stale_updates"] == 0
+    assert (stats["trajectories"], stats["max_priority"]) == ((2, 2.0) if predicate else (4, 1.0))
+
+
+def test_a_state_of_another_selector_is_refused():
+    table = gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 5, 8)
+    uniform, permutation = gear.make_replay(table), gear.make_replay(table, Permutation())
+    for replay, state in ((permutation, uniform.init()), (uniform, permutation.init())):
+        with pytest.raises(ValueError, match="sample: state: got the state of another selector"):
+            replay.sample(state, jax.random.key(0), 2)
+
+
+def test_lengths_of_64_bits_do_not_wrap():
+    replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 5, 8))
+    state, _ = replay.add(replay.init(), {"x": np.ones((4, 5), np.float32)}, np.array([2**32 + 1, 2**40, 2, -(2**40)]))
+    assert state.length.reshape(-1)[:4].tolist() == [5, 5, 2, 0]

@@ -7,6 +7,7 @@ from typing import Any
 ENGINES = {
     "gear_jax": ("on_gear_jax", "GearJax", "gear_jax"),
     "flashbax": ("on_flashbax", "Flashbax", "flashbax"),
+    "flashbax_async": ("on_flashbax", "FlashbaxAsync", "flashbax"),
     "cpprb": ("on_cpprb", "Cpprb", "cpprb"),
     "torchrl": ("on_torchrl", "TorchRL", "torchrl"),
     "reverb": ("on_reverb", "Reverb", "reverb"),

@@ -4,6 +4,9 @@ All trajectories lie one after the other along the time axis of a trajectory buf
 sample one whole trajectory. That is flashbax's fastest way here: an item buffer whose entries are whole
 trajectories makes XLA gather on one thread (1.2 GB/s where this gives 7.5). Windows may cross the end of a
 trajectory.
+
+It is measured with JAX's asynchronous dispatch off, as gear_jax is, and on: off makes small calls faster, and some
+large ones several times slower.
 """
 
 import importlib.metadata
@@ -108,3 +111,11 @@ class Flashbax(Engine):
     def set_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> None:
         update = self._setter(len(ids))
         self.state = update(self.state, jnp.asarray(ids, jnp.int32), jnp.asarray(priorities))
+
+
+class FlashbaxAsync(Flashbax):
+    """The same with asynchronous dispatch, JAX's default."""
+
+    @staticmethod
+    def prepare() -> None:
+        return None
