@@ -80,7 +80,8 @@ def record(
     if episodes < 1:
         raise ValueError(f"episodes: got {episodes}, wanted at least 1.")
     dataset_id = dataset_id or f"{environment.split('-')[0].lower()}/mixed-{storage}-v0"
-    folder = pathlib.Path(out) / dataset_id
+    out = pathlib.Path(out).resolve()  # Minari joins a relative folder to itself
+    folder = out / dataset_id
     recipe = {
         "environment": environment,
         "episodes": episodes,

@@ -47,6 +47,13 @@ def test_records_and_loads(recorder, tmp_path, storage):
     assert [path.name for path in tmp_path.iterdir()] == ["invertedpendulum"]  # no scratch left
 
 
+def test_a_relative_folder(recorder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = recorder.record("out/data", environment="InvertedPendulum-v5", episodes=2, progress=False)
+    assert folder.is_absolute() and folder.is_relative_to(tmp_path)
+    assert len(contents(folder)) == 2
+
+
 def test_the_demo_environment_by_random_and_scripted_policies(recorder, tmp_path):
     drawn = []
 
