@@ -32,7 +32,7 @@ from gear_jax._checkpoint_items import (
 )
 from gear_jax._errors import message, type_error, value_error
 from gear_jax.replay import Replay, ReplayState
-from gear_jax.replay._state import Counter, int64
+from gear_jax.replay._state import statistics
 
 FORMAT = 1
 _COMPLETE = "_CHECKPOINT_METADATA"  # what Orbax puts into a step's folder
@@ -148,13 +148,7 @@ def summary(directory: str | os.PathLike, step: int | None = None) -> Summary:
     wanted = ("length", "priority", "counters", "max_priority")
     fields = [f for f in table["index"] if f["name"] in wanted]
     index = _read(path, step, index=IndexRestore(fields))["index"]
-    stats: dict[str, int | float] = {
-        "trajectories": int((index["length"] > 0).sum()),
-        "steps": int(index["length"].sum(dtype=np.int64)),
-        "capacity": table["capacity"],
-        **{c.name.lower(): int64(index["counters"][:, c]) for c in Counter},
-        "max_priority": float(index["max_priority"].max()),
-    }
+    stats = statistics(table["capacity"], index["length"], index["counters"], index["max_priority"])
     return Summary(step, table, index["length"], index["priority"], stats)
 
 

@@ -101,12 +101,11 @@ def seal(columns: Any, ticket: jax.Array) -> Any:
     write it needs the columns donated.
 
     Args:
-      columns: pytree of arrays `[P, S, T, *shape]`.
+      columns: pytree of arrays `[P, S, *shape]`, with steps or without.
       ticket: `int32[1]` of the last read.
     """
-    none = jnp.zeros((0,), jnp.int32)
-    values = jax.tree.map(lambda c: jnp.zeros((0, 1, *c.shape[3:]), c.dtype), columns)
-    return scatter(columns, none, values, ticket=ticket)
+    no_rows = jax.tree.map(lambda x: jnp.zeros((0, *x.shape[2:]), x.dtype), columns)
+    return scatter_rows(columns, jnp.zeros((0,), jnp.int32), no_rows, ticket=ticket)
 
 
 def _check(columns, values, rows: int, steps: int) -> int:

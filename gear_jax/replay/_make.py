@@ -13,7 +13,7 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import int32
 from gear_jax.replay import _append, _insert, _sample, _state
 from gear_jax.replay._config import Config, make_config
-from gear_jax.replay._state import Counter, Handle, ReplayState, Sample
+from gear_jax.replay._state import Handle, ReplayState, Sample
 from gear_jax.selectors import Selector
 
 
@@ -205,15 +205,8 @@ class Replay:
                 "stats: state", got="a traced state", wanted="a concrete one", fix="Call stats outside jit."
             )
         _check_alive("stats", state)
-        length = np.asarray(state.length)
-        counters = np.asarray(state.counters)
-        result = {
-            "trajectories": int((length > 0).sum()),
-            "steps": int(length.sum(dtype=np.int64)),
-            "capacity": self.config.table.capacity,
-            **{c.name.lower(): _state.int64(counters[:, c]) for c in Counter},
-            "max_priority": float(np.asarray(state.max_priority).max()),
-        }
+        index = (np.asarray(x) for x in (state.length, state.counters, state.max_priority))
+        result = _state.statistics(self.config.table.capacity, *index)
         if state.streams is not None:
             result["open_streams"] = int((np.asarray(state.streams.slot) >= 0).sum())
         return result

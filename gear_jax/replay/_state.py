@@ -195,19 +195,18 @@ def after_reads(state: ReplayState) -> ReplayState:
     optimization barrier does the same on JAX 0.11, but not on 0.10.) What was not written in this program is left
     alone: it may not be donated, and a write of no rows would then copy it.
     """
-    none, nothing = jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32)
     fields = {}
     if id(jax.tree.leaves(state.columns)[0]) in _written:
         fields["columns"] = state.columns
     if id(state.generation) in _written:
         fields |= {name: getattr(state, name) for name in ("length", "generation", "sequence")}
     if fields:
-        no_rows = jax.tree.map(lambda x: jnp.zeros((0, *x.shape[2:]), x.dtype), fields)
-        state = state.replace(**ops.scatter_rows(fields, none, no_rows, ticket=state.ticket))
+        state = state.replace(**ops.seal(fields, state.ticket))
         note_written(jax.tree.leaves(state.columns)[0])
         note_written(state.generation)
     if id(state.sums) in _written:
         tree = state.priority, state.mass, state.sums
+        none, nothing = jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32)
         priority, mass, sums = ops.sumtree_update(*tree, none, nothing, nothing, ticket=state.ticket)
         state = state.replace(priority=priority, mass=mass, sums=note_written(sums))
     return state
@@ -237,6 +236,19 @@ def add64(words: jax.Array, add: jax.Array) -> jax.Array:
     """`uint32[..., 2]` (high, low) plus `uint32[...]`."""
     low = words[..., 1] + add
     return jnp.stack([words[..., 0] + (low < add).astype(jnp.uint32), low], -1)
+
+
+def statistics(
+    capacity: int, length: np.ndarray, counters: np.ndarray, max_priority: np.ndarray
+) -> dict[str, int | float]:
+    """What an index says of its table, in Python numbers: lengths `[P, S]`, counters `[P, 5, 2]`, priorities `[P]`."""
+    return {
+        "trajectories": int((length > 0).sum()),
+        "steps": int(length.sum(dtype=np.int64)),
+        "capacity": capacity,
+        **{c.name.lower(): int64(counters[:, c]) for c in Counter},
+        "max_priority": float(max_priority.max()),
+    }
 
 
 def int64(words: np.ndarray) -> int:
