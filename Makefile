@@ -18,12 +18,12 @@ PYTEST_ARGS ?= -n auto --maxprocesses=8
 
 bin := $(VENV)/bin
 # What the compiled modules are made from. Python files are not listed: the installation is editable.
-sources := pyproject.toml CMakeLists.txt $(wildcard ffi/*.h ffi/*.cc cuda/*.h cuda/*.cc cuda/*.cu)
+sources := pyproject.toml CMakeLists.txt $(wildcard ffi/*.h ffi/*.cc cuda/*.h cuda/*.cuh cuda/*.cc cuda/*.cu)
 install = $(bin)/python -m pip install --prefer-binary --disable-pip-version-check
 jax = $(if $(JAX),"jax==$(JAX)")
 installed := $(VENV)/.installed-jax$(JAX)
 
-.PHONY: help demo test lint format types test-cpp test-cpp-threads bazel-test bench dist clean
+.PHONY: help demo test lint format types test-cpp test-cpp-threads test-cuda test-cuda-sanitized bazel-test bench dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,8 @@ help:
 	@echo 'make test        Python tests (PYTEST_ARGS="-k gather")'
 	@echo 'make test-cpp    C++ tests under the address and undefined-behaviour sanitizers (needs libgtest-dev)'
 	@echo 'make test-cpp-threads  the same under the thread sanitizer'
+	@echo 'make test-cuda   tests of the CUDA kernels on a GPU (needs nvcc and libgtest-dev);  make test-cuda-sanitized'
+	@echo '                 the same under compute-sanitizer (memcheck, racecheck, initcheck)'
 	@echo 'make bazel-test  the Bazel build and its tests (needs bazel-bootstrap and libgtest-dev)'
 	@echo 'make lint        ruff and clang-format;  make format  lets them change the files'
 	@echo 'make types       pyright on the public API'
@@ -50,7 +52,11 @@ $(installed)-test: $(sources) | $(VENV)/pyvenv.cfg
 	$(install) -e '.[dev,datasets,examples]' $(jax)
 	@rm -f $(VENV)/.installed-* && touch $@ $(installed)-demo
 
+# Where there is a GPU and this build has kernels for it, JAX needs its CUDA plugin; it then runs the larger job.
 demo: $(installed)-demo
+	@if nvidia-smi -L >/dev/null 2>&1 && \
+	  $(bin)/python -c 'from gear_jax import _native; raise SystemExit(_native.load("CUDA") is None)'; then \
+	  $(install) 'jax[cuda13]$(addprefix ==,$(JAX))'; fi
 	$(bin)/python examples/decision_transformer.py $(DEMO_ARGS)
 
 test: $(installed)-test
@@ -58,11 +64,11 @@ test: $(installed)-test
 
 lint: $(installed)-test
 	$(bin)/ruff check .
-	$(bin)/clang-format --dry-run --Werror $(wildcard ffi/*.h ffi/*.cc ffi/tests/*.cc cuda/*.cc)
+	$(bin)/clang-format --dry-run --Werror $(wildcard $(foreach d,ffi ffi/tests cuda cuda/tests,$d/*.h $d/*.cc $d/*.cu $d/*.cuh))
 
 format: $(installed)-test
 	$(bin)/ruff check --fix .
-	$(bin)/clang-format -i $(wildcard ffi/*.h ffi/*.cc ffi/tests/*.cc cuda/*.cc)
+	$(bin)/clang-format -i $(wildcard $(foreach d,ffi ffi/tests cuda cuda/tests,$d/*.h $d/*.cc $d/*.cu $d/*.cuh))
 
 types: $(installed)-test
 	$(bin)/pyright --pythonpath $(bin)/python
@@ -74,6 +80,15 @@ test-cpp test-cpp-threads: $(installed)-test
 	  -DGEAR_JAX_BUILD_MODULES=OFF -DGEAR_JAX_BUILD_TESTS=ON -DGEAR_JAX_SANITIZE=$(sanitizer)
 	$(bin)/cmake --build build/$(sanitizer)
 	$(bin)/ctest --test-dir build/$(sanitizer) --output-on-failure
+
+test-cuda test-cuda-sanitized: $(installed)-test
+	$(bin)/cmake -S . -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \
+	  -DGEAR_JAX_BUILD_MODULES=OFF -DGEAR_JAX_BUILD_CUDA_TESTS=ON
+	$(bin)/cmake --build build/cuda
+	$(if $(findstring sanitized,$@),\
+	  for test in build/cuda/*_kernels_test; do for tool in memcheck racecheck initcheck; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 $$test || exit 1; done; done, \
+	  $(bin)/ctest --test-dir build/cuda --output-on-failure)
 
 bazel-test: $(installed)-test
 	@command -v $(BAZEL) >/dev/null || { echo 'Bazel is missing (Debian, Ubuntu: apt-get install bazel-bootstrap)' >&2; exit 1; }

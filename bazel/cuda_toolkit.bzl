@@ -1,4 +1,4 @@
-"""Repository rule: the static CUDA runtime of an installed toolkit, if there is one (HAS_CUDA in its defs.bzl)."""
+"""Repository rule: an installed CUDA toolkit, if there is one: HAS_CUDA and NVCC in its defs.bzl, and the static runtime."""
 
 _BUILD = """
 package(default_visibility = ["//visibility:public"])
@@ -33,7 +33,7 @@ def _cuda_toolkit_impl(ctx):
         ctx.file("BUILD", _BUILD)
     else:
         ctx.file("BUILD", "")
-    ctx.file("defs.bzl", "HAS_CUDA = %s\n" % bool(library))
+    ctx.file("defs.bzl", "HAS_CUDA = %s\nNVCC = %r\n" % (bool(library), str(root) + "/bin/nvcc" if library else ""))
 
 cuda_toolkit = repository_rule(
     implementation = _cuda_toolkit_impl,

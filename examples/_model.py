@@ -19,6 +19,7 @@ class ModelConfig:
       episode_steps: the largest timestep plus one.
       width, layers, heads: of the transformer.
       conditioned: whether the model sees the return-to-go; without, it clones the average behaviour.
+      compute: dtype that the blocks compute in. Parameters, what goes in and what comes out are float32.
     """
 
     observation_size: int
@@ -29,19 +30,20 @@ class ModelConfig:
     layers: int = 2
     heads: int = 4
     conditioned: bool = True
+    compute: str = "float32"
 
 
 class Block(nnx.Module):
     """Pre-norm causal self-attention followed by a two-layer perceptron."""
 
-    def __init__(self, width: int, heads: int, rngs: nnx.Rngs):
+    def __init__(self, width: int, heads: int, compute: str, rngs: nnx.Rngs):
         self.heads = heads
-        self.norm_attention = nnx.LayerNorm(width, rngs=rngs)
-        self.qkv = nnx.Linear(width, 3 * width, use_bias=False, rngs=rngs)
-        self.merge = nnx.Linear(width, width, rngs=rngs)
-        self.norm_mlp = nnx.LayerNorm(width, rngs=rngs)
-        self.expand = nnx.Linear(width, 4 * width, rngs=rngs)
-        self.shrink = nnx.Linear(4 * width, width, rngs=rngs)
+        self.norm_attention = nnx.LayerNorm(width, dtype=compute, rngs=rngs)
+        self.qkv = nnx.Linear(width, 3 * width, use_bias=False, dtype=compute, rngs=rngs)
+        self.merge = nnx.Linear(width, width, dtype=compute, rngs=rngs)
+        self.norm_mlp = nnx.LayerNorm(width, dtype=compute, rngs=rngs)
+        self.expand = nnx.Linear(width, 4 * width, dtype=compute, rngs=rngs)
+        self.shrink = nnx.Linear(4 * width, width, dtype=compute, rngs=rngs)
 
     def __call__(self, x: jax.Array, attend: jax.Array) -> jax.Array:
         """Maps tokens [B, N, width] to tokens; `attend`, bool[B, 1, N, N], says who may look at whom."""
@@ -69,7 +71,7 @@ class DecisionTransformer(nnx.Module):
             config.episode_steps, width, embedding_init=nnx.initializers.normal(0.02), rngs=rngs
         )
         self.norm_in = nnx.LayerNorm(width, rngs=rngs)
-        self.blocks = nnx.List([Block(width, config.heads, rngs) for _ in range(config.layers)])
+        self.blocks = nnx.List([Block(width, config.heads, config.compute, rngs) for _ in range(config.layers)])
         self.norm_out = nnx.LayerNorm(width, rngs=rngs)
         self.head = nnx.Linear(width, config.action_size, rngs=rngs)
 
@@ -105,11 +107,11 @@ class DecisionTransformer(nnx.Module):
             ],
             axis=2,
         ).reshape(batch, 3 * steps, self.config.width)
-        x = self.norm_in(tokens)
+        x = self.norm_in(tokens).astype(self.config.compute)
         attend = causal_mask(mask)
         for block in self.blocks:
             x = block(x, attend)
-        seen = self.norm_out(x).reshape(batch, steps, 3, self.config.width)[:, :, 1]
+        seen = self.norm_out(x.astype(jnp.float32)).reshape(batch, steps, 3, self.config.width)[:, :, 1]
         return jnp.tanh(self.head(seen))
 
 

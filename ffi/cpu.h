@@ -1,25 +1,16 @@
-// What the CPU handlers share: errors written for the user, and work spread over XLA's thread pool.
+// What the CPU handlers share: work spread over XLA's thread pool.
 #ifndef GEAR_JAX_FFI_CPU_H_
 #define GEAR_JAX_FFI_CPU_H_
 
 #include <cstdint>
 #include <memory>
-#include <sstream>
-#include <string>
 #include <utility>
 
+#include "ffi/errors.h"
 #include "ffi/parallel.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace gear_jax {
-
-// "<op>: <what>: got <got>, wanted <wanted>. <fix>", the same shape as in Python.
-template <typename Got, typename Wanted>
-xla::ffi::Error InvalidArgument(const std::string& what, const Got& got, const Wanted& wanted, const std::string& fix) {
-  std::ostringstream text;
-  text << what << ": got " << got << ", wanted " << wanted << ". " << fix;
-  return xla::ffi::Error(xla::ffi::ErrorCode::kInvalidArgument, text.str());
-}
 
 inline xla::ffi::Future Failed(const xla::ffi::Error& error) {
   xla::ffi::Promise promise;

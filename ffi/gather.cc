@@ -23,36 +23,12 @@ bool IsWhole(const Window& window) { return !window.anchored && window.offset ==
 
 }  // namespace
 
-Visible See(const Window& window, int64_t anchor, int64_t length, int64_t steps) {
-  length = std::clamp<int64_t>(length, 0, steps);
-  const int64_t first = window.offset + (window.anchored ? anchor : 0);  // step of element 0
-  const int64_t begin = std::clamp<int64_t>(first, 0, length);
-  const int64_t end = std::clamp<int64_t>(first + window.length, 0, length);
-  Visible seen;
-  seen.count = end - begin;
-  seen.step = begin;
-  if (seen.count > 0) {
-    switch (window.pad) {
-      case Pad::kAround:
-        seen.element = begin - first;
-        break;
-      case Pad::kHead:
-        seen.element = window.length - seen.count;
-        break;
-      case Pad::kTail:
-        seen.element = 0;
-        break;
-    }
-  }
-  return seen;
-}
-
 Visible Gather::RowVisible(const Window& window, int64_t row) const {
   if (slot[row] < 0 || slot[row] >= slots) return Visible{};
   return See(window, anchor[row], length[row], steps);
 }
 
-int64_t Gather::FirstBadRow() const {
+int64_t GatherCall::FirstBadRow() const {
   for (int64_t row = 0; row < rows; ++row) {
     if (slot[row] < 0 || slot[row] >= slots) return row;
   }

@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "ffi/host_device.h"
 #include "ffi/parallel.h"
 
 namespace gear_jax {
@@ -29,7 +31,26 @@ struct Visible {
 };
 
 // The visible part for an anchor and a length (clipped to [0, steps]).
-Visible See(const Window& window, int64_t anchor, int64_t length, int64_t steps);
+GEAR_JAX_HD inline Visible See(const Window& window, int64_t anchor, int64_t length, int64_t steps) {
+  const auto clip = [](int64_t x, int64_t high) { return x < 0 ? 0 : x < high ? x : high; };
+  length = clip(length, steps);
+  const int64_t first = window.offset + (window.anchored ? anchor : 0);  // step of element 0
+  const int64_t begin = clip(first, length);
+  const int64_t end = clip(first + window.length, length);
+  Visible seen;
+  seen.count = end - begin;
+  seen.step = begin;
+  if (seen.count > 0) {
+    if (window.pad == Pad::kAround) seen.element = begin - first;
+    if (window.pad == Pad::kHead) seen.element = window.length - seen.count;
+  }
+  return seen;
+}
+
+// Ranges of slots that a GPU's order of the rows tells apart, and the numbers of scratch that an order takes beyond one
+// for each row (3 to begin at a multiple of 16 bytes). Part of the Python side (ops/_gather.py).
+inline constexpr int64_t kOrderRanges = 1 << 14;
+inline constexpr int64_t kOrderScratch = kOrderRanges + 3;
 
 struct GatherColumn {
   const uint8_t* table = nullptr;  // [slots, steps, step_bytes]
@@ -38,16 +59,21 @@ struct GatherColumn {
   Window window;
   std::array<uint8_t, 16> pad_value{};  // one element, `value_bytes` wide
   int64_t value_bytes = 1;
+  const uint32_t* address = nullptr;  // [4], names the table (ffi/address.h), whose place is not known yet
+  int64_t address_alignment = 1;      // the table that it names begins at a multiple of so many bytes
 };
 
 struct GatherMask {
   uint8_t* out = nullptr;  // bool [rows, window.length]
   Window window;
+  // As its column's: where the address leads nowhere, nothing is visible.
+  const uint32_t* address = nullptr;
+  int64_t address_alignment = 1;
+  int64_t step_bytes = 0;
 };
 
 // Rows with a slot outside [0, slots) come out as padding throughout. Every byte of every output is written.
-class Gather : public Work {
- public:
+struct GatherCall {
   int64_t rows = 0;                 // B
   int64_t slots = 0;                // C
   int64_t steps = 0;                // T
@@ -57,11 +83,17 @@ class Gather : public Work {
   std::vector<GatherColumn> columns;
   std::vector<GatherMask> masks;
 
-  // Fixes the split into tasks; call once, after the fields are set. Returns the bytes that will be written.
-  int64_t Prepare(int64_t threads);
-
   // The first row with a slot outside [0, slots), or -1.
   int64_t FirstBadRow() const;
+};
+
+// A call on the CPU.
+class Gather : public Work, public GatherCall {
+ public:
+  explicit Gather(GatherCall call = {}) : GatherCall(std::move(call)) {}
+
+  // Fixes the split into tasks; call once, after the fields are set. Returns the bytes that will be written.
+  int64_t Prepare(int64_t threads);
 
   int64_t size() const override { return static_cast<int64_t>(pieces_.size()); }
   void Run(int64_t task) override;

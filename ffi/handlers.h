@@ -1,4 +1,4 @@
-// The FFI handlers of the CPU library, for its registration table (module_cpu.cc).
+// The FFI handlers of each platform's library, for its registration table (module_<platform>.cc).
 #ifndef GEAR_JAX_FFI_HANDLERS_H_
 #define GEAR_JAX_FFI_HANDLERS_H_
 
@@ -6,12 +6,25 @@
 
 namespace gear_jax {
 
+// Every target with the platform's handler: GEAR_JAX_FOR_EACH_TARGET(f) calls f(target) for each.
+#define GEAR_JAX_FOR_EACH_TARGET(f) \
+  f(gear_gather);                   \
+  f(gear_gather_checked);           \
+  f(gear_gather_start);             \
+  f(gear_gather_start_checked);     \
+  f(gear_gather_done);              \
+  f(gear_scatter);                  \
+  f(gear_scatter_checked);          \
+  f(gear_sumtree_sample);           \
+  f(gear_sumtree_update);           \
+  f(gear_zeros)
+
 extern "C" {
-XLA_FFI_Error* gear_gather_cpu(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* gear_scatter_cpu(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* gear_sumtree_sample_cpu(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* gear_sumtree_update_cpu(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* gear_zeros_cpu(XLA_FFI_CallFrame* frame);
+#define GEAR_JAX_DECLARE(target)                         \
+  XLA_FFI_Error* target##_cpu(XLA_FFI_CallFrame* frame); \
+  XLA_FFI_Error* target##_cuda(XLA_FFI_CallFrame* frame)
+GEAR_JAX_FOR_EACH_TARGET(GEAR_JAX_DECLARE);
+#undef GEAR_JAX_DECLARE
 }
 
 }  // namespace gear_jax

@@ -10,7 +10,7 @@ constexpr int64_t kPieceBytes = 1 << 20;  // a long row is copied by several thr
 
 }  // namespace
 
-int64_t Scatter::FirstBadRow() const {
+int64_t ScatterCall::FirstBadRow() const {
   for (int64_t row = 0; row < rows; ++row) {
     if (slot[row] == -1 || length[row] == 0) continue;
     const bool inside = slot[row] >= 0 && slot[row] < slots && start[row] >= 0 && length[row] >= 0 &&

@@ -20,8 +20,7 @@ struct ScatterColumn {
 // Row a writes its first length[a] steps to steps [start[a], start[a] + length[a]) of slot[a]. Rows with a slot outside
 // [0, slots) are skipped; what would fall outside [0, steps) or beyond value_steps is cut off. Rows must not overlap:
 // which of two overlapping rows is seen is not defined.
-class Scatter : public Work {
- public:
+struct ScatterCall {
   int64_t rows = 0;                 // A
   int64_t slots = 0;                // C
   int64_t steps = 0;                // T
@@ -30,11 +29,17 @@ class Scatter : public Work {
   const int32_t* length = nullptr;  // [rows]
   std::vector<ScatterColumn> columns;
 
-  // Fixes the split into tasks; call once, after the fields are set. Returns the bytes that will be written.
-  int64_t Prepare(int64_t threads);
-
   // The first row that would write outside the table (a slot of -1 means "skip" and is none), or -1.
   int64_t FirstBadRow() const;
+};
+
+// A call on the CPU.
+class Scatter : public Work, public ScatterCall {
+ public:
+  explicit Scatter(ScatterCall call = {}) : ScatterCall(std::move(call)) {}
+
+  // Fixes the split into tasks; call once, after the fields are set. Returns the bytes that will be written.
+  int64_t Prepare(int64_t threads);
 
   int64_t size() const override { return static_cast<int64_t>(pieces_.size()); }
   void Run(int64_t task) override;

@@ -1,7 +1,6 @@
 #include "ffi/sumtree.h"
 
 #include <algorithm>
-#include <cstring>
 
 // Drawing is faster with AVX2; the same operations in the same order, so the same bits. Not under a sanitizer, which is
 // not up yet when the loader picks a version.
@@ -14,17 +13,6 @@
 
 namespace gear_jax {
 namespace {
-
-// The high counter word of draws: _random.py's domain, stream 0.
-constexpr uint32_t kDrawStream = 0x67656172;
-
-// The sum of 16 children in the order that sumtree.h states.
-float Sum16(const float* child) {
-  float a[8];
-  for (int i = 0; i < 8; ++i) a[i] = child[i] + child[i + 8];
-  for (int i = 0; i < 4; ++i) a[i] += a[i + 4];
-  return (a[0] + a[2]) + (a[1] + a[3]);
-}
 
 // The same over the last, short group of leaves: what is missing counts as zero.
 float SumTail(const float* child, int64_t count) {
@@ -56,25 +44,6 @@ void RefreshPath(const SumTreeLayout& layout, const float* mass, float* sums, in
   }
 }
 
-// Of four values, the one in whose share of the sum `target` falls; takes what lies before it off `target`.
-__attribute__((always_inline)) inline int64_t Pick(float v0, float v1, float v2, double& target) {
-  const float t = static_cast<float>(target);
-  const float one = v0, two = one + v1, three = two + v2;
-  const bool a = one <= t, b = two <= t, c = three <= t;
-  // Products, not branches: where a draw falls cannot be predicted. The sum is one, two or three to the bit.
-  // The float32 comparison may be ahead of the float64 target, which must not fall below zero for it.
-  target -= (static_cast<float>(a) * v0 + static_cast<float>(b) * v1) + static_cast<float>(c) * v2;
-  target = target > 0 ? target : 0.0;
-  return a + b + c;
-}
-
-// Also true for a denormal on a thread that takes denormals for zero, as XLA's do.
-bool HasMass(float mass) {
-  int32_t bits;
-  std::memcpy(&bits, &mass, sizeof(bits));
-  return bits > 0;
-}
-
 // The last child with mass takes a draw that rounding left beyond all of them: the sum above was a little larger.
 int64_t LastWithMass(const float* child, double& target) {
   int64_t last = kFanout - 1;
@@ -95,30 +64,21 @@ __attribute__((always_inline)) inline int64_t Descend(const float* child, double
   return chosen;
 }
 
-// Threefry-2x32 with 20 rounds of n counters from `counter` on (Salmon et al., SC 2011); the same words as
-// gear_jax/_random.py. The loop over counters is innermost, so that it becomes vector code.
-template <int64_t n>
-__attribute__((always_inline)) inline void Threefry(const uint32_t key[2], uint32_t counter, uint32_t* x0,
-                                                    uint32_t* x1) {
-  constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
-  const uint32_t keys[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDAu};
-  for (int64_t i = 0; i < n; ++i) {
-    x0[i] = kDrawStream + keys[0];
-    x1[i] = counter + static_cast<uint32_t>(i) + keys[1];
+// Prefix sums in the order that sumtree.h states.
+class RunningSum {
+ public:
+  double Add(double value) {
+    within_ += value;
+    ++count_;
+    if (count_ % kFanout == 0) inner_ += within_, within_ = 0;
+    if (count_ % (kFanout * kFanout) == 0) outer_ += inner_, inner_ = 0;
+    return outer_ + (inner_ + within_);
   }
-  for (int round = 0; round < 5; ++round) {
-    for (const int r : kRotations[round % 2]) {
-      for (int64_t i = 0; i < n; ++i) {
-        x0[i] += x1[i];
-        x1[i] = ((x1[i] << r) | (x1[i] >> (32 - r))) ^ x0[i];
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      x0[i] += keys[(round + 1) % 3];
-      x1[i] += keys[(round + 2) % 3] + static_cast<uint32_t>(round + 1);
-    }
-  }
-}
+
+ private:
+  double outer_ = 0, inner_ = 0, within_ = 0;
+  int64_t count_ = 0;
+};
 
 }  // namespace
 
@@ -156,13 +116,12 @@ void SumTreeUpdate::Run(const SumTreeLayout& layout, int64_t count, const int32_
 
 float SumTreeSample::Prepare() {
   prefix_.assign(1, 0.0);
+  RunningSum sum;
   for (int64_t p = 0; p < all_partitions; ++p) {
-    prefix_.push_back(prefix_.back() + roots[p]);
+    prefix_.push_back(sum.Add(roots[p]));
     if (roots[p] > 0) last_ = p;
   }
-  // The level depends on the table and the batch alone, so that every device that holds a part of it draws alike.
-  level_ = layout.nodes.size() - 1;
-  while (level_ > 0 && all_partitions * layout.nodes[level_ - 1] <= std::min(kStarts, draws)) --level_;
+  level_ = StartLevel(layout.nodes.data(), static_cast<int>(layout.nodes.size()), all_partitions, draws);
   starts_.resize(partitions);
   for (int64_t p = 0; p < partitions; ++p) {
     MakeStart(sums + p * layout.width + layout.offset[level_], layout.nodes[level_], starts_[p]);
@@ -173,8 +132,9 @@ float SumTreeSample::Prepare() {
 void SumTreeSample::MakeStart(const float* node, int64_t nodes, Start& start) const {
   start.prefix.assign(1, 0.0);
   start.prefix.reserve(nodes + 1);
+  RunningSum sum;
   for (int64_t i = 0; i < nodes; ++i) {
-    start.prefix.push_back(start.prefix.back() + node[i]);
+    start.prefix.push_back(sum.Add(node[i]));
     if (node[i] > 0) start.last = i;
   }
   const double total = start.prefix.back();
@@ -214,9 +174,7 @@ GEAR_JAX_CLONES void SumTreeSample::DrawRange(int64_t begin, int64_t end) {
       for (int64_t i = 0; i < group; ++i) high[i] = bits[2 * (base + i)], low[i] = bits[2 * (base + i) + 1];
     }
     for (int64_t i = 0; i < group; ++i) {
-      const uint64_t word = (static_cast<uint64_t>(high[i]) << 32) | low[i];
-      const double uniform = static_cast<double>(word >> 11) * 0x1p-53;
-      double t = stratified ? (static_cast<double>(base + i) + uniform) * part_of_mass : uniform * total;
+      double t = Target(stratified, base + i, Uniform(high[i], low[i]), total, part_of_mass);
       int64_t p = 0;
       if (all_partitions > 1) {
         p = std::upper_bound(prefix_.begin() + 1, prefix_.end(), t) - prefix_.begin() - 1;

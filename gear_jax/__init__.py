@@ -7,9 +7,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gear_jax import checkpoint, datasets, flax, ops, selectors, testing
+    from gear_jax import checkpoint, datasets, external, flax, ops, selectors, testing
+    from gear_jax._prefetch import Prefetcher, Staleness, prefetch
     from gear_jax.replay import (
         Handle,
+        PendingSample,
         Replay,
         ReplayState,
         Sample,
@@ -26,18 +28,23 @@ _ATTRIBUTES = {
     "TableSpec": "specs",
     "Window": "specs",
     "Handle": "replay",
+    "PendingSample": "replay",
+    "Prefetcher": "_prefetch",
     "Replay": "replay",
     "ReplayState": "replay",
     "Sample": "replay",
+    "Staleness": "_prefetch",
     "assert_in_place": "replay",
     "footprint": "replay",
     "make_replay": "replay",
+    "prefetch": "_prefetch",
 }
 _MODULES = (
     "bench",
     "checkpoint",
     "cli",
     "datasets",
+    "external",
     "flax",
     "ops",
     "replay",
@@ -50,18 +57,23 @@ _MODULES = (
 __all__ = [
     "ColumnSpec",
     "Handle",
+    "PendingSample",
+    "Prefetcher",
     "Replay",
     "ReplayState",
     "Sample",
+    "Staleness",
     "TableSpec",
     "Window",
     "assert_in_place",
     "checkpoint",
     "datasets",
+    "external",
     "flax",
     "footprint",
     "make_replay",
     "ops",
+    "prefetch",
     "selectors",
     "testing",
 ]

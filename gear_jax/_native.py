@@ -33,6 +33,14 @@ def load(platform: str):
         return None
 
 
+def modules():
+    """Yields the extension modules that this build holds."""
+    for platform in _MODULES:
+        module = load(platform)
+        if module is not None:
+            yield module
+
+
 def registrations():
     """Yields (platform, target name, capsule) of every FFI handler that this build holds; C++ owns the table."""
     for platform in _MODULES:

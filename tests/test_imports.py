@@ -11,12 +11,12 @@ import gear_jax
 
 ROOT = pathlib.Path(gear_jax.__file__).parent
 LAYERS = {
-    "_errors": 0, "_env": 0, "_typing": 0,
-    "specs": 1, "_native": 1,
+    "_errors": 0, "_env": 0, "_typing": 0, "_host_memory": 0,
+    "specs": 1, "_native": 1, "_cuda": 1,
     "ops": 2, "transport": 2, "_random": 2,
-    "selectors": 3, "windows": 3,
+    "selectors": 3, "windows": 3, "external": 3,
     "replay": 4,
-    "sharding": 5, "actors": 5, "checkpoint": 5, "_checkpoint_items": 5, "datasets": 5, "prefetch": 5,
+    "sharding": 5, "actors": 5, "checkpoint": 5, "_checkpoint_items": 5, "datasets": 5, "_prefetch": 5,
     "flax": 6, "cli": 6, "bench": 6, "testing": 6, "__main__": 6,
 }  # fmt: skip
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.name != "__init__.py" or p.parent != ROOT)
@@ -82,6 +82,7 @@ def test_public_names_load_on_use():
         gear_jax.no_such_thing  # noqa: B018
 
 
+@pytest.mark.cpu
 def test_importing_starts_no_backend():
     # The flag is read when the backend starts.
     flag = "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=3'"

@@ -2,7 +2,7 @@
 
 `python -m gear_jax bench` calls `main`. This package uses the standard library and NumPy only; the libraries
 are imported by the worker processes, which load this folder by path (see `worker`), so that none of them
-needs gear_jax or JAX in its environment.
+needs gear_jax or JAX in its environment. `gpu` (`bench --device gpu`) is another benchmark, in one process with JAX.
 """
 
 from collections.abc import Sequence

@@ -41,6 +41,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     loads = list(workloads())
+    add(
+        "--device",
+        choices=["cpu", "gpu"],
+        default="cpu",
+        help="gpu: the CUDA kernels beside cudaMemcpy, with arguments of its own (--device gpu --help)",
+    )
     add("--workloads", type=_names(loads, "--workloads"), default=loads, help=f"some of {','.join(loads)}")
     add(
         "--engines",
@@ -72,8 +78,20 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _device(argv: Sequence[str]) -> str | None:
+    """What `--device` names; the arguments for a GPU are others than those for the CPU."""
+    found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    found.add_argument("--device")
+    return found.parse_known_args(argv)[0].device
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """See `gear_jax.bench.main`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if _device(argv) == "gpu":
+        from gear_jax.bench.gpu.cli import run as run_on_gpu  # a process of its own, and jax in it
+
+        return run_on_gpu(argv)
     args = parser().parse_args(argv)
     if args.make_envs:
         script = pathlib.Path(__file__).with_name("envs.sh")

@@ -23,7 +23,8 @@ def parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         help="report versions, devices, libraries, what is missing and how to get it",
-        description="Reports on the installation. Exit status 0 if replay works on the CPU, 1 if not.",
+        description="Reports on the installation. Exit status 0 if replay works on the CPU, and on the GPU where there "
+        "is one, jax has a plugin for it and this build its library; 1 if not.",
     )
     doctor.set_defaults(run=_run_doctor)
     inspect = commands.add_parser(

@@ -5,21 +5,22 @@ import os
 import pathlib
 import platform
 import re
-import subprocess
 import sys
 
 import gear_jax
+from gear_jax.cli import _doctor_gpu, _trial
 from gear_jax.cli._output import table
 
 _REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "etils", "numpy")
+_DONE = "a table was filled and sampled."
 # extra -> what pip must be given for each of its packages; as in pyproject.toml.
 EXTRAS = {
+    "cuda": ("cupy-cuda13x>=13.6",),
     "datasets": ("h5py>=3.11", "minari[hdf5,arrow]>=0.5.3", "gymnasium[mujoco]>=1.2", "tqdm>=4.66"),
     "examples": ("optax>=0.2.5", "matplotlib>=3.9", "tqdm>=4.66"),
     "bench": ("flashbax>=0.1.3", "cpprb>=11.0", "matplotlib>=3.9"),
 }
 _HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# Runs where a crash of the library cannot take the report along.
 _TRIAL = """
 import jax, jax.numpy as jnp, gear_jax as gear
 table = gear.TableSpec({"x": gear.ColumnSpec((3,), jnp.float32)}, trajectory_length=4, capacity=8)
@@ -31,22 +32,26 @@ assert bool(sample.valid.all()) and bool(((sample.data["x"] == 1) == sample.mask
 
 
 def run() -> int:
-    """Prints the report; returns 0 if the CPU path works, else 1."""
-    problem = _cpu_problem()
+    """Prints the report; returns 0 if the CPU path works, and the GPU's where it can be tried, else 1."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU may be at work, and is tried below
+    cpu_problem = _cpu_problem()
+    gpu, gpu_problem, gpu_tried = _doctor_gpu.report()
     parts = [
         ("System", table(_system())),
         ("Packages", table(_packages())),
         ("Devices", table(_devices())),
         ("Libraries", table([("CPU", _cpu_library()), ("CUDA", _cuda_library())])),
+        ("GPU", table(gpu)),
         ("Optional packages", _extras()),
     ]
     for title, text in parts:
         print(f"{title}\n{text}\n")
-    if problem:
-        print(f"The CPU path does NOT work: {problem}")
-        return 1
-    print("The CPU path works: a table was filled and sampled.")
-    return 0
+    print(f"The CPU path does NOT work: {cpu_problem}" if cpu_problem else "The CPU path works: " + _DONE)
+    if gpu_problem:
+        print(f"The GPU path does NOT work: {gpu_problem}")
+    elif gpu_tried:
+        print("The GPU path works: " + _DONE.replace("table", "table in pinned_host"))
+    return 1 if cpu_problem or gpu_problem else 0
 
 
 def _system() -> list[tuple[str, str]]:
@@ -97,8 +102,10 @@ def _devices() -> list[tuple[str, str]]:
     except Exception as e:  # a backend may fail in any way it likes; the report goes on
         return [("jax", f"cannot start: {type(e).__name__}: {_first_line(e)}")]
     rows = [("default", f"{devices[0].platform}: {_devices_text(devices)}")]
-    if devices[0].platform != "cpu":
-        rows = [(rows[0][0], f"{rows[0][1]}: not supported by this version: set JAX_PLATFORMS=cpu")]
+    needs = {"cpu": "cpu", "gpu": "CUDA"}.get(devices[0].platform)
+    if needs is None or (needs == "CUDA" and _library(needs) is None):
+        fix = f"{_doctor_gpu.BUILD}, or set JAX_PLATFORMS=cpu" if needs else "set JAX_PLATFORMS=cpu"
+        rows = [("default", f"{rows[0][1]}: no handlers in this build: {fix}")]
     if os.environ.get("JAX_PLATFORMS"):
         rows.append(("JAX_PLATFORMS", f"{os.environ['JAX_PLATFORMS']}: other platforms are not tried"))
     return rows
@@ -114,10 +121,7 @@ def _cpu_library() -> str:
 
 
 def _cuda_library() -> str:
-    loaded = _library("CUDA")
-    if loaded:
-        return loaded
-    return "not in this build, and not needed: this version has no CUDA kernels"
+    return _library("CUDA") or f"not in this build; for an NVIDIA GPU: {_doctor_gpu.BUILD}"
 
 
 def _library(name: str) -> str | None:
@@ -150,21 +154,7 @@ def _extras() -> str:
 
 def _cpu_problem() -> str | None:
     """Fills and samples a table on the CPU, in a process of its own; None if that works."""
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    root = str(pathlib.Path(gear_jax.__file__).parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TRIAL], env=env, capture_output=True, text=True, errors="replace", timeout=300
-        )
-    except subprocess.TimeoutExpired:
-        return "a trial did not end within 5 minutes"
-    if done.returncode == 0:
-        return None
-    if done.returncode < 0:
-        return f"a trial was killed by signal {-done.returncode}"
-    lines = [x for x in done.stderr.strip().splitlines() if x and not x.startswith("For simplicity, JAX")]
-    return next((x for x in reversed(lines) if x.strip("- ")), f"a trial ended with status {done.returncode}")
+    return _trial.run(_TRIAL, JAX_PLATFORMS="cpu")[0]
 
 
 def _first_line(e: BaseException) -> str:

@@ -3,18 +3,13 @@
 import sys
 from collections.abc import Sequence
 
+from gear_jax._host_memory import human
+
+__all__ = ["Failure", "bars", "human", "table"]
+
 
 class Failure(Exception):
     """Ends a command with a message and exit status 1, without a traceback."""
-
-
-def human(count: float) -> str:
-    """Bytes as text: 1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:

@@ -6,7 +6,7 @@ import jax
 from flax import linen as nn
 
 from gear_jax._errors import value_error
-from gear_jax.replay import Handle, Replay, ReplayState, Sample
+from gear_jax.replay import Handle, PendingSample, Replay, ReplayState, Sample
 
 COLLECTION = "replay"
 """The collection, and the name of the random stream, that `LinenReplay` uses."""
@@ -15,8 +15,8 @@ COLLECTION = "replay"
 class LinenReplay(nn.Module):
     """A replay table whose `ReplayState` is the variable "state" of the collection "replay".
 
-    Use it alone or as a submodule. Every method but `can_sample` and `__call__` changes the table, so `apply` must be
-    given `mutable=["replay"]`, and the collection that it returns takes the place of the old one:
+    Use it alone or as a submodule. Every method but `sample_done`, `can_sample` and `__call__` changes the table, so
+    `apply` must be given `mutable=["replay"]`, and the collection that it returns takes the place of the old one:
 
         table = LinenReplay(gear_jax.make_replay(spec))
         variables = table.init(jax.random.key(0))
@@ -79,15 +79,31 @@ class LinenReplay(nn.Module):
           ValueError: without a key where `apply` was given no stream "replay", or without `mutable=["replay"]`.
         """
         self._check_mutable("sample")
-        if key is None:
-            if not self._has_stream():
-                raise value_error(
-                    "sample: key", got="None, and no random stream 'replay'", wanted="one of the two",
-                    fix="Pass key=..., or apply(..., rngs={'replay': key}).",
-                )  # fmt: skip
-            key = self.make_rng(COLLECTION)
+        key = self._key("sample", key)
         self.state.value, sample = self.replay.sample(self.state.value, key, batch_size, out)
         return sample
+
+    def sample_start(
+        self, batch_size: int, key: jax.Array | None = None, depth: int = 2, after: Any = ()
+    ) -> PendingSample:
+        """As `Replay.sample_start`; `sample_done` ends it.
+
+        Args:
+          batch_size, key: as in `sample`.
+          depth: how many samples may be in flight, static.
+          after: arrays that the start waits for.
+
+        Raises:
+          ValueError: as `sample`.
+        """
+        self._check_mutable("sample_start")
+        key = self._key("sample_start", key)
+        self.state.value, pending = self.replay.sample_start(self.state.value, key, batch_size, depth, after)
+        return pending
+
+    def sample_done(self, pending: PendingSample, after: Any = ()) -> Sample:
+        """As `Replay.sample_done`. It leaves the table as it is, and needs no mutable collection."""
+        return self.replay.sample_done(pending, after)
 
     def update_priorities(self, handles: Handle, priorities: Any) -> None:
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
@@ -97,6 +113,17 @@ class LinenReplay(nn.Module):
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
         return self.replay.can_sample(self.state.value)
+
+    def _key(self, method: str, key: jax.Array | None) -> jax.Array:
+        """The key given, or the next of the stream."""
+        if key is not None:
+            return key
+        if not self._has_stream():
+            raise value_error(
+                f"{method}: key", got="None, and no random stream 'replay'", wanted="one of the two",
+                fix="Pass key=..., or apply(..., rngs={'replay': key}).",
+            )  # fmt: skip
+        return self.make_rng(COLLECTION)
 
     def _has_stream(self) -> bool:
         # make_rng falls back on "params".

@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.replay import Handle, Replay, ReplayState, Sample
+from gear_jax.replay import Handle, PendingSample, Replay, ReplayState, Sample
 
 STREAM = "replay"
 
@@ -38,7 +38,8 @@ class NNXReplay(nnx.Module):
     Attributes:
       replay: the `gear_jax.Replay` whose functions are used.
       state: the `ReplayVariable`.
-      rngs: the random stream of `sample`, forked from `rngs["replay"]`; None: `sample` must be given keys.
+      rngs: the random stream of `sample` and `sample_start`, forked from `rngs["replay"]`; None: they must be given
+        keys.
     """
 
     def __init__(self, replay: Replay, *, rngs: nnx.Rngs | None = None):
@@ -89,16 +90,30 @@ class NNXReplay(nnx.Module):
         Raises:
           ValueError: without a key where the module was made without `rngs`.
         """
-        if key is None:
-            if self.rngs is None:
-                raise value_error(
-                    "sample: key", got="None, and a module without rngs", wanted="one of the two",
-                    fix="Pass key=..., or make the module with NNXReplay(replay, rngs=nnx.Rngs(0)).",
-                )  # fmt: skip
-            key = self.rngs()
-        state, sample = self.replay.sample(self(), key, batch_size, out)
+        state, sample = self.replay.sample(self(), self._key("sample", key), batch_size, out)
         self.state.set_value(state)
         return sample
+
+    def sample_start(
+        self, batch_size: int, key: jax.Array | None = None, depth: int = 2, after: Any = ()
+    ) -> PendingSample:
+        """As `Replay.sample_start`; `sample_done` ends it. An `nnx.Variable` holds a `PendingSample` as it is.
+
+        Args:
+          batch_size, key: as in `sample`.
+          depth: how many samples may be in flight, static.
+          after: arrays that the start waits for.
+
+        Raises:
+          ValueError: without a key where the module was made without `rngs`.
+        """
+        state, pending = self.replay.sample_start(self(), self._key("sample_start", key), batch_size, depth, after)
+        self.state.set_value(state)
+        return pending
+
+    def sample_done(self, pending: PendingSample, after: Any = ()) -> Sample:
+        """As `Replay.sample_done`."""
+        return self.replay.sample_done(pending, after)
 
     def update_priorities(self, handles: Handle, priorities: Any) -> None:
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
@@ -107,3 +122,14 @@ class NNXReplay(nnx.Module):
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
         return self.replay.can_sample(self())
+
+    def _key(self, method: str, key: jax.Array | None) -> jax.Array:
+        """The key given, or the next of the stream."""
+        if key is not None:
+            return key
+        if self.rngs is None:
+            raise value_error(
+                f"{method}: key", got="None, and a module without rngs", wanted="one of the two",
+                fix="Pass key=..., or make the module with NNXReplay(replay, rngs=nnx.Rngs(0)).",
+            )  # fmt: skip
+        return self.rngs()

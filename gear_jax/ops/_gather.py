@@ -1,6 +1,7 @@
 """`gather`: windows of trajectories out of column tables."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ from jax.custom_batching import custom_vmap
 
 from gear_jax import _env
 from gear_jax._errors import type_error, value_error
-from gear_jax.ops import _registry
+from gear_jax.ops import _addresses, _registry
+from gear_jax.ops._addresses import Addresses, Layout
 
 # The numbers are part of the C++ side (ffi/gather.h).
 PAD_NUMBERS = {"around": 0, "head": 1, "tail": 2}
@@ -29,6 +31,13 @@ class Plan:
     pad_values: tuple[bytes, ...]
     checks: bool
     rows: bool = False  # columns are [P, S, *shape]: no steps, so no window dimension and no masks in the result
+    order: bool | None = None
+    blocks: int | None = None
+    layouts: tuple[Layout | None, ...] = ()  # of the columns that are given by address; (): none is
+
+    def layout(self, i: int) -> Layout | None:
+        """That of column i, or None if it is an array."""
+        return self.layouts[i] if self.layouts else None
 
 
 def gather(
@@ -41,13 +50,17 @@ def gather(
     ticket: jax.Array | None = None,
     after: Any = (),
     out: Any = None,
+    order: bool | None = None,
+    blocks: int | None = None,
 ) -> tuple[Any, Any, jax.Array]:
     """Reads windows of rows of column tables, with padding and masks, in one call.
 
     Element w of a window is step `start + offset + w` of its row; steps outside [0, length) are padding.
 
     Args:
-      columns: pytree of arrays `[P, S, T, *shape]` of any dtypes of whole bytes.
+      columns: pytree of arrays `[P, S, T, *shape]` of any dtypes of whole bytes, or of `Addresses` of such arrays
+        (`gear_jax.external`), in any mixture. XLA does not know what is read by address: for a write to come before
+        the read, pass `after=` what the write returned, and for one to come after it, pass it the ticket.
       slots: `int32[B]`, partition * S + slot in partition. A slot outside [0, P * S) gives a row of padding (an error
         with `GEAR_JAX_CHECKS=1`).
       starts: `int32[B]`, the step each row's windows are anchored at; any value.
@@ -58,6 +71,11 @@ def gather(
         replaces, and that was read by something else than this call, belongs here (the reads' results, that is).
       out: None, or a pair (data, mask) of an earlier call with the same shapes, whose memory the results then take.
         They are consumed; donate them at the jit boundary, or XLA copies them first. Without effect under vmap.
+      order: whether a GPU reads the rows in the order of their slots (each still lands in its own place): many small
+        rows of a table of many GB are bound by the translation of their addresses otherwise. Takes 4 * B bytes while
+        it runs. None: where that pays. Without effect on a CPU.
+      blocks: thread blocks that the kernel takes on a GPU (of 512 threads, one a multiprocessor at most); what is left
+        stays free for other work. None: 12 for columns in host memory, which fill a PCIe link, all for others.
 
     Returns:
       (data, mask, ticket): trees like `columns` with leaves `[B, W, *shape]` and `bool[B, W]`, and a ticket `int32[1]`
@@ -65,21 +83,36 @@ def gather(
       read's values.
 
     Raises:
-      TypeError, ValueError: at trace time, for shapes, dtypes and windows that do not fit.
+      TypeError, ValueError: at trace time, for shapes, dtypes and windows that do not fit, and for addresses of memory
+        that is known to be gone.
+      JaxRuntimeError, ValueError: when it runs, for addresses of memory that is not there. A GPU's kernel cannot raise:
+        all rows of that column are padding, and the next gather by address, or `gear_jax.external.check()`, raises
+        (with `GEAR_JAX_CHECKS=1` this one does; a gather that XLA replays in a CUDA graph does not look, so check).
 
     Transformations: jit, scan, cond, shard_map and pmap as usual. Under vmap with unbatched columns the batch becomes
-    rows; with batched columns the tables become partitions; a column is never broadcast. Not differentiable.
+    rows; with batched columns the tables become partitions, and batched addresses are read one after another; a column
+    is never broadcast. Not differentiable.
     """
-    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, columns))
+    leaves, tree, rows, plan = prepare(columns, slots, starts, lengths, windows, order, blocks)
+    outs = () if out is None else _recycled(out, leaves, tree, rows[0].shape[0], plan)
+    ticket = _registry.ticket(ticket)
+    given = [_addresses.words_of(i, c) if isinstance(c, Addresses) else c for i, c in enumerate(leaves)]
+    data, masks, last = _call(plan)(*rows, ticket, given, jax.tree.leaves(after), list(outs))
+    return tree.unflatten(data), tree.unflatten(masks), last
+
+
+def prepare(columns: Any, slots, starts, lengths, windows: Any, order: bool | None, blocks: int | None):
+    """Checks the arguments of `gather`: (columns as leaves, their tree, (slots, starts, lengths), the plan)."""
+    given, tree = jax.tree.flatten(columns, is_leaf=_addresses.is_addresses)
+    leaves: list[Any] = [c if isinstance(c, Addresses) else jnp.asarray(c) for c in given]
     p, s, t = _registry.table_shape(leaves)
     slots = _registry.ids("slots", slots)
     starts = _registry.ids("starts", starts, slots.shape)
     lengths = _registry.ids("lengths", lengths, slots.shape)
     plan = _plan(leaves, tree, windows, p * s, t)
-    outs = () if out is None else _recycled(out, leaves, tree, slots.shape[0], plan)
-    ticket = _registry.ticket(ticket)
-    data, masks, last = _call(plan)(slots, starts, lengths, ticket, leaves, jax.tree.leaves(after), list(outs))
-    return tree.unflatten(data), tree.unflatten(masks), last
+    layouts = tuple(map(_addresses.layout, leaves))
+    plan = dataclasses.replace(plan, order=order, blocks=_registry.check_blocks(blocks), layouts=layouts)
+    return leaves, tree, (slots, starts, lengths), plan
 
 
 def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = None) -> tuple[Any, jax.Array]:
@@ -217,13 +250,21 @@ def _call(plan: Plan):
         flat = [x.reshape(size * n) for x in ids_in]
         # One of the tickets carries on; the rest are waited for.
         first = ticket[0] if batched[3] else ticket
-        kinds = batched[4]
+        # Batched addresses name tables that cannot be made one: a kind of their own.
+        kinds = [int(b) + int(b and plan.layout(i) is not None) for i, b in enumerate(batched[4])]
         data: list[Any] = [None] * len(columns)
         masks: list[Any] = [None] * (0 if plan.rows else len(columns))
         for kind in sorted(set(kinds)):
             index = [i for i, k in enumerate(kinds) if k == kind]
             sub = _sub_plan(plan, index)
             cols = [columns[i] for i in index]
+            if kind == 2:
+                got, got_masks, first = _one_by_one(sub, ids_in, cols, first, [ticket, *after])
+                for i, x in zip(index, got, strict=True):
+                    data[i] = x
+                for i, x in zip(index, got_masks, strict=False):
+                    masks[i] = x
+                continue
             slots_now = flat[0]
             if kind:  # tables become partitions: slot c of table v is slot v * C + c
                 slots_now = _registry.fold_slots(ids_in[0], plan.slots).reshape(size * n)
@@ -240,35 +281,85 @@ def _call(plan: Plan):
     return rows
 
 
+def _one_by_one(plan: Plan, rows, columns, ticket, after):
+    """A batch of calls with addresses of their own: data, masks, and the last call's ticket."""
+    call = lambda x: _call(plan)(*x[0], ticket, x[1], after, [])  # noqa: E731
+    data, masks, tickets = jax.lax.map(call, (tuple(rows), columns))
+    return data, masks, tickets[-1] if tickets.shape[0] else ticket
+
+
 def _sub_plan(plan: Plan, index: list[int]) -> Plan:
-    names = ("offsets", "lengths", "anchored", "pads", "pad_values")
+    names = ("offsets", "lengths", "anchored", "pads", "pad_values") + (("layouts",) if plan.layouts else ())
     return dataclasses.replace(plan, **{n: tuple(getattr(plan, n)[i] for i in index) for n in names})
 
 
 def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
     n = slots.shape[0]
+    tables = [plan.layout(i) or c for i, c in enumerate(columns)]
     results = [
         jax.ShapeDtypeStruct((n, *c.shape[2:]) if plan.rows else (n, w, *c.shape[3:]), c.dtype)
-        for c, w in zip(columns, plan.lengths, strict=True)
+        for c, w in zip(tables, plan.lengths, strict=True)
     ]
     results += [] if plan.rows else [jax.ShapeDtypeStruct((n, w), jnp.bool_) for w in plan.lengths]
     results += [jax.ShapeDtypeStruct((1,), jnp.int32)]
+    given = attributes(plan, columns, n)
+    results += [jax.ShapeDtypeStruct((n + _ORDER_SCRATCH,), jnp.int32)] if given["ordered"] else []
     first_out = 4 + len(columns) + len(after)
     got = _registry.call(
-        "gear_gather",
+        "gear_gather_checked" if plan.checks else "gear_gather",
         results,
         [slots, starts, lengths, ticket, *columns, *after, *out],
         aliases={first_out + i: i for i in range(len(out))},
-        slots=np.int64(plan.slots),
-        steps=np.int64(plan.steps),
-        offsets=np.asarray(plan.offsets, np.int64),
-        lengths=np.asarray(plan.lengths, np.int64),
-        anchored=np.asarray(plan.anchored, np.int64),
-        pads=np.asarray(plan.pads, np.int64),
-        pad_values=np.frombuffer(b"".join(plan.pad_values), np.int64),
-        lead=np.int64(2 if plan.rows else 3),
-        masks=not plan.rows,
-        checks=plan.checks,
+        **given,
+        addresses=np.asarray([_numbers(plan.layout(i)) for i in range(len(columns))], np.int64).reshape(-1),
     )
     k = len(columns)
-    return got[:k], got[k:-1], got[-1]
+    last = k + (0 if plan.rows else k)
+    return got[:k], got[k:last], got[last]
+
+
+def _numbers(layout: Layout | None) -> tuple[int, int, int]:
+    """What the handler is told of a column's layout (`GatherAttributes::addresses`)."""
+    if layout is None:
+        return -1, 1, 1
+    width = layout.dtype.itemsize
+    return width * math.prod(layout.shape[3:]), width, layout.alignment
+
+
+def attributes(plan: Plan, columns, rows: int) -> dict[str, Any]:
+    """The attributes of the handler for a plan (ffi/gather_call.h)."""
+    by_address = any(plan.layouts)
+    blocks = _registry.HOST_BLOCKS if plan.blocks is None and by_address else _registry.blocks(plan.blocks, columns)
+    return {
+        "slots": np.int64(plan.slots),
+        "steps": np.int64(plan.steps),
+        "offsets": np.asarray(plan.offsets, np.int64),
+        "lengths": np.asarray(plan.lengths, np.int64),
+        "anchored": np.asarray(plan.anchored, np.int64),
+        "pads": np.asarray(plan.pads, np.int64),
+        "pad_values": np.frombuffer(b"".join(plan.pad_values), np.int64),
+        "lead": np.int64(2 if plan.rows else 3),
+        "masks": not plan.rows,
+        "ordered": _order_pays(plan, columns, rows) if plan.order is None else plan.order,
+        "blocks": np.int64(blocks),
+    }
+
+
+# Where the rows' order costs more than it saves (docs/benchmarks): few rows; rows of several pages' worth of requests;
+# a table that the translation caches of the GPU cover.
+_ORDER_SCRATCH = (1 << 14) + 3  # as in ffi/gather.h
+_ORDER_ROWS = 4096
+_ORDER_ROW_BYTES = 4096
+_ORDER_TABLE_BYTES = 1 << 30
+
+
+def _order_pays(plan: Plan, columns, rows: int) -> bool:
+    if rows < _ORDER_ROWS:
+        return False
+    for i, (c, w) in enumerate(zip(columns, plan.lengths, strict=True)):
+        in_host, c = plan.layout(i) is not None or _registry.in_host_memory(c), plan.layout(i) or c
+        table_bytes = c.size * c.dtype.itemsize
+        row_bytes = w * (table_bytes // max(1, plan.slots * plan.steps))
+        if in_host and table_bytes >= _ORDER_TABLE_BYTES and 0 < row_bytes < _ORDER_ROW_BYTES:
+            return True
+    return False

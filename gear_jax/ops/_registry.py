@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gear_jax import _native
+from gear_jax import _cuda, _native
 from gear_jax._errors import message, type_error, value_error
 
 
@@ -21,13 +21,20 @@ def register() -> None:
 
 @functools.cache
 def check_platform() -> None:
-    """Raises a RuntimeError if jax's default backend is one that this build has no handlers for."""
+    """Raises a RuntimeError if this build cannot work on jax's default backend: no handlers, or too old a driver."""
     backend = jax.default_backend()
     held = {platform for platform, _, _ in _native.registrations()}
-    if {"gpu": "CUDA"}.get(backend, backend) not in held:
+    platform = {"gpu": "CUDA"}.get(backend, backend)
+    if platform not in held:
         wanted = f"one of {sorted(held)}, which this build has handlers for"
-        fix = "Set JAX_PLATFORMS=cpu before jax is imported."
+        build = "Build with CUDA: `GEAR_JAX_CUDA=ON pip install .` in the project's root (it needs nvcc); or set "
+        fix = f"{build if backend == 'gpu' else 'Set '}JAX_PLATFORMS=cpu before jax is imported."
         raise RuntimeError(message("default backend", got=repr(backend), wanted=wanted, fix=fix))
+    module = _native.load("CUDA") if platform == "CUDA" else None
+    driver = _cuda.library() if module else None
+    problem = _cuda.driver_problem(driver, module.runtime_version()) if module and driver else None
+    if problem:
+        raise RuntimeError(problem)
 
 
 def call(
@@ -69,6 +76,33 @@ def _varying(x) -> frozenset:
 def _vary(x: jax.Array, axes: frozenset) -> jax.Array:
     missing = tuple(sorted(axes - _varying(x)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+HOST_BLOCKS = 12
+"""Thread blocks that fill a PCIe link with reads or writes of host memory: 8 for aligned rows (docs/benchmarks)."""
+
+
+def in_host_memory(x: jax.Array) -> bool:
+    """Whether an array lies in the host memory of an accelerator."""
+    return jax.typeof(x).memory_space == jax.memory.Space.Host
+
+
+def check_blocks(blocks: Any) -> int | None:
+    """A number of thread blocks, or None.
+
+    Raises:
+      ValueError: if it is anything else.
+    """
+    if blocks is not None and (not isinstance(blocks, (int, np.integer)) or not 1 <= blocks <= 65535):
+        raise value_error("blocks", got=repr(blocks), wanted="None or an integer in [1, 65535]", fix="Leave it out.")
+    return None if blocks is None else int(blocks)
+
+
+def blocks(wanted: int | None, columns: Sequence[jax.Array]) -> int:
+    """The attribute of a handler: a number of thread blocks, or 0 for all multiprocessors."""
+    if wanted is not None:
+        return wanted
+    return HOST_BLOCKS if any(in_host_memory(c) for c in columns) else 0
 
 
 def ids(what: str, x: Any, shape: tuple[int, ...] | None = None) -> jax.Array:

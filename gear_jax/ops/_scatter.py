@@ -20,6 +20,7 @@ def scatter(
     starts: jax.Array | None = None,
     *,
     ticket: jax.Array | None = None,
+    blocks: int | None = None,
 ) -> Any:
     """Writes rows of steps into column tables, in place, in one call.
 
@@ -36,6 +37,7 @@ def scatter(
       starts: `int32[A]`; None: 0.
       ticket: `int32[1]` of the last read of these columns. Without it XLA copies a whole column to keep the values of
         a read in the same program (design: reads return a ticket, writes take it).
+      blocks: as in `gather`.
 
     Returns:
       The columns after the write. Rows that overlap leave either of their values.
@@ -64,7 +66,8 @@ def scatter(
         lengths = jnp.full_like(slots, value_steps)
     lengths = _registry.ids("lengths", lengths, slots.shape)
     ticket = _registry.ticket(ticket)
-    return tree.unflatten(_call(p * s, t, _env.checks())(slots, starts, lengths, ticket, leaves, rows))
+    call = _call(p * s, t, _env.checks(), _registry.check_blocks(blocks))
+    return tree.unflatten(_by_memory(call, slots, starts, lengths, ticket, leaves, rows))
 
 
 def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Array | None = None) -> Any:
@@ -90,7 +93,8 @@ def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Arra
                 f"values[{i}]", got=f"{v.dtype}{list(v.shape)}", wanted=wanted, fix="Give one entry for each slot."
             )
     zero = jnp.zeros_like(slots)
-    return tree.unflatten(_call(p * s, 1, False)(slots, zero, zero + 1, _registry.ticket(ticket), leaves, rows))
+    call = _call(p * s, 1, False, in_flight=False)
+    return tree.unflatten(_by_memory(call, slots, zero, zero + 1, _registry.ticket(ticket), leaves, rows))
 
 
 def seal(columns: Any, ticket: jax.Array) -> Any:
@@ -126,20 +130,35 @@ def _check(columns, values, rows: int, steps: int) -> int:
     return value_steps
 
 
-def _call(slots_in_table: int, steps: int, checks: bool):
-    """The call for one table, with its vmap rule."""
+def _by_memory(call, slots, starts, lengths, ticket, columns, values) -> list[jax.Array]:
+    """One call for the columns in each kind of memory: XLA takes all results of a call for such as lie in host memory
+    where one of them does.
+    """
+    host = [_registry.in_host_memory(c) for c in columns]
+    written: list[Any] = list(columns)
+    for kind in sorted(set(host)):
+        index = [i for i, h in enumerate(host) if h == kind]
+        got = call(slots, starts, lengths, ticket, [columns[i] for i in index], [values[i] for i in index])
+        for i, x in zip(index, got, strict=True):
+            written[i] = x
+    return written
+
+
+def _call(slots_in_table: int, steps: int, checks: bool, blocks: int | None = None, in_flight: bool = True):
+    """The call for one table, with its vmap rule. `in_flight`: whether a `gather_start` may be reading it."""
 
     @custom_vmap
     def rows(slots, starts, lengths, ticket, columns, values):
         k = len(columns)
         return _registry.call(
-            "gear_scatter",
+            "gear_scatter_checked" if checks else "gear_scatter",
             [jax.typeof(c) for c in columns],
             [slots, starts, lengths, ticket, *columns, *values],
             aliases={4 + i: i for i in range(k)},
             slots=np.int64(slots_in_table),
             steps=np.int64(steps),
-            checks=checks,
+            blocks=np.int64(_registry.blocks(blocks, columns)),
+            in_flight=in_flight,
         )
 
     @rows.def_vmap
@@ -161,7 +180,7 @@ def _call(slots_in_table: int, steps: int, checks: bool):
         ticket = ticket.reshape(-1)[:1] + jnp.minimum(ticket.max(), 0) if batched[3] else ticket
         # The tables as they are: XLA copies a donated array that is reshaped on its way into a write. The handler goes
         # by the numbers of slots and steps, not by the leading dimensions.
-        got = _call(size * slots_in_table, steps, checks)(*flat, ticket, columns, vals)
+        got = _call(size * slots_in_table, steps, checks, blocks, in_flight)(*flat, ticket, columns, vals)
         return got, [True] * len(got)
 
     return rows

@@ -3,11 +3,13 @@
 from gear_jax.replay._footprint import Footprint, footprint
 from gear_jax.replay._in_place import assert_in_place
 from gear_jax.replay._make import Replay, make_replay
+from gear_jax.replay._sample import PendingSample
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
 __all__ = [
     "Footprint",
     "Handle",
+    "PendingSample",
     "Replay",
     "ReplayState",
     "Sample",

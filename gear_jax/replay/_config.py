@@ -8,12 +8,11 @@ import numpy as np
 
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
+from gear_jax.ops._place import check_memory
 from gear_jax.selectors import Fifo, Ranked, Selector, Uniform
 from gear_jax.specs import ColumnSpec, TableSpec, Window
 from gear_jax.windows import Anchor, make_anchor
 
-# On a CPU the device's memory is host memory; pinned memory is for the CUDA kernels, which this version does not have.
-MEMORIES = ("device",)
 SELECTIONS = ("centralized", "decentralized")
 
 
@@ -32,7 +31,7 @@ class Config:
       partitions: P.
       slots: S.
       steps: T.
-      memory: memory kind of the columns.
+      memory: memory kind of the columns as given; None is resolved where the backend is needed anyway, in `init`.
       streams: N.
     """
 
@@ -100,8 +99,7 @@ def make_config(table, selector, windows, anchor, memory, partitions, selection,
     _instance("selector", selector, Selector, "a selector", "gear_jax.selectors.Uniform()")
     eviction = Fifo() if eviction is None else eviction
     _instance("eviction", eviction, Ranked, "a selector with a rank", "gear_jax.selectors.Fifo()")
-    if memory is not None and memory not in MEMORIES:
-        raise value_error("memory", got=repr(memory), wanted=f"None or one of {MEMORIES}", fix="Leave it out.")
+    check_memory(memory)
     if selection not in SELECTIONS:
         raise value_error("selection", got=repr(selection), wanted=f"one of {SELECTIONS}", fix="Leave it out.")
     spread = tuple(broadcast_windows(tree, windows))

@@ -5,7 +5,9 @@ import math
 
 import jax
 
-from gear_jax.replay import _state
+from gear_jax._host_memory import human
+from gear_jax.ops._place import memory_kind
+from gear_jax.replay import _memory, _state
 from gear_jax.replay._make import make_replay
 
 
@@ -18,12 +20,15 @@ class Footprint:
       index: of all the rest: lengths, generations, priorities, sums, counters.
       tiers: by memory kind, on each device.
       devices: how many devices the table is spread over.
+      problem: why `Replay.init` would refuse the table (it does not fit the host's page-locked memory), and what to
+        do; None: nothing is known against it.
     """
 
     columns: dict[str, int]
     index: int
     tiers: dict[str, int]
     devices: int
+    problem: str | None = None
 
     @property
     def total(self) -> int:
@@ -31,32 +36,23 @@ class Footprint:
         return sum(self.columns.values()) + self.index
 
     def __str__(self):
-        lines = [f"{name}: {_human(n)}" for name, n in self.columns.items()] + [f"index: {_human(self.index)}"]
-        lines += [f"{tier}, each of {self.devices} device(s): {_human(n)}" for tier, n in self.tiers.items()]
-        return "\n".join(lines)
+        lines = [f"{name}: {human(n)}" for name, n in self.columns.items()] + [f"index: {human(self.index)}"]
+        lines += [f"{tier}, each of {self.devices} device(s): {human(n)}" for tier, n in self.tiers.items()]
+        return "\n".join(lines + ([self.problem] if self.problem else []))
 
 
 def footprint(table, *args, **kwargs) -> Footprint:
     """The bytes that `make_replay(table, ...).init()` will take. Takes the same arguments; allocates nothing.
 
+    Starts jax's backend: where the columns lie depends on it, unless `memory` says so.
+
     Raises:
       TypeError, ValueError: as `make_replay`.
     """
     config = make_replay(table, *args, **kwargs).config
-    state = jax.eval_shape(lambda: _state.init(config, jax.random.key(0)))
-    size = lambda x: math.prod(x.shape) * x.dtype.itemsize  # noqa: E731
-    columns = {n: size(x) for n, x in zip(config.names, jax.tree.leaves(state.columns), strict=True)}
-    index = sum(size(x) for x in jax.tree.leaves(state.replace(columns=None)))
-    tiers = {"device": index}
-    kind = config.memory or "device"
+    state = jax.eval_shape(lambda: _state.init_index(config, jax.random.key(0)))
+    columns = dict(zip(config.names, _memory.column_bytes(config), strict=True))
+    index = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    tiers, kind = {"device": index}, memory_kind(config.memory)
     tiers[kind] = tiers.get(kind, 0) + sum(columns.values())
-    return Footprint(columns, index, tiers, devices=1)
-
-
-def _human(n: int) -> str:
-    value = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
+    return Footprint(columns, index, tiers, devices=1, problem=_memory.problem(config))

@@ -1,36 +1,20 @@
 """`assert_in_place`: finds whole-column copies in a compiled step."""
 
-import re
 from typing import Any
 
 import jax
 
 from gear_jax._errors import value_error
+from gear_jax.ops import _hlo
 from gear_jax.replay._state import ReplayState
-
-# `%name = `, behind which come the shape of the result and the opcode.
-_NAME = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = ")
-_OPCODE = re.compile(r" ([\w\-]+)\(")
-# One array: `f32[1,8,4]{2,1,0}`, of which the layout may be missing.
-_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
-# `%name (params) -> result {` or `ENTRY %name ...`: where a computation begins.
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
-# These hand an array on, or run other computations, which are read too.
-_HARMLESS = {
-    "parameter", "get-tuple-element", "bitcast", "opt-barrier", "while", "conditional", "call", "tuple", "send",
-}  # fmt: skip
-_DTYPES = {
-    "bool": "pred", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2", "float8_e3m4": "f8e3m4",
-    "float8_e4m3": "f8e4m3", "float8_e4m3b11fnuz": "f8e4m3b11fnuz", "float8_e4m3fnuz": "f8e4m3fnuz",
-    "float8_e5m2fnuz": "f8e5m2fnuz", "float8_e8m0fnu": "f8e8m0fnu", "complex64": "c64", "complex128": "c128",
-}  # fmt: skip
 
 
 def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
     """Compiles `f(*args, **kwargs)` and raises if it copies, gathers or rewrites a whole column of a table.
 
     It looks for instructions whose result, or a part of it, has a column's dtype and its shape `[P, S, T, *shape]`, or
-    `[V, P, S, T, *shape]` (a batch of tables). Nothing runs.
+    `[V, P, S, T, *shape]` (a batch of tables), in whatever memory; and, where columns lie in `pinned_host` on a GPU,
+    for calls that are given a column in the GPU's own memory instead. Nothing runs.
 
     Sampling reads the rows it needs and insertion writes the rows it gets; a program that copies a column is slower by
     orders of magnitude, and XLA says nothing. The causes: a state that is not donated at the jit boundary; a state used
@@ -40,7 +24,8 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
     Args:
       f: a function, or the result of `jax.jit`. A plain function is compiled with every argument donated that holds a
         `ReplayState`, by place or by name; a jitted one (`jax.jit`, `nnx.jit`) as it is.
-      *args, **kwargs: its arguments, arrays or `jax.ShapeDtypeStruct`s.
+      *args, **kwargs: its arguments, arrays or `jax.ShapeDtypeStruct`s. The latter do not say that a column lies in
+        `pinned_host`: give a real state for a program like the one that will run.
 
     Raises:
       ValueError: naming the column and the instruction.
@@ -58,19 +43,28 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
             donate_argnums=tuple(i for i, a in enumerate(args) if _states(a)),
             donate_argnames=tuple(name for name, a in kwargs.items() if _states(a)),
         )
-    text = f.lower(*args, **kwargs).compile().as_text()
-    columns = {}
+    text = f.lower(*args, **kwargs).compile().as_text() or ""
+    columns, in_host = {}, {}
     for state in states:
         for path, x in jax.tree.leaves_with_path(state.columns):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            columns.setdefault((_hlo_dtype(x.dtype), tuple(x.shape)), name)
-    for opcode, name, line in column_sized(text or "", columns):
+            key = _hlo.dtype_name(x.dtype), tuple(x.shape)
+            columns.setdefault(key, jax.tree_util.keystr(path, simple=True, separator="/"))
+            if _in_host_memory(x):
+                in_host[key] = columns[key]
+    for opcode, name, line in column_sized(text, columns):
         raise value_error(
             f"assert_in_place: column {name!r}",
             got=f"`{opcode}` of the whole column in the compiled program ({line.strip()[:160]})",
             wanted="reads and writes of single rows",
-            fix="Donate the state (jax.jit(f, donate_argnums=...)), use each state once, scan instead of vmap, let "
+            fix="Donate the state (jax.jit(f, donate_argnums=...), use each state once, scan instead of vmap, let "
             "only the branch of cond for True use the table (or add with lengths of 0 instead).",
+        )
+    for target, name, line in moved(text, in_host):
+        raise value_error(
+            f"assert_in_place: column {name!r}",
+            got=f"`{target}` on a copy of it in the device's memory ({line.strip()[:160]})",
+            wanted="the column in pinned_host, where it lies",
+            fix="Use the columns by gear_jax alone: an operation of JAX's on them makes XLA move them.",
         )
 
 
@@ -79,76 +73,35 @@ def _states(tree: Any) -> list[ReplayState]:
     return [x for x in leaves if isinstance(x, ReplayState)]
 
 
-def column_sized(text: str, columns: dict[tuple[str, tuple[int, ...]], str]):
+def _in_host_memory(x: Any) -> bool:
+    """Whether a column is an array in the host memory of a GPU."""
+    if not isinstance(x, jax.Array) or x.sharding.memory_kind != "pinned_host":
+        return False
+    return all(d.platform != "cpu" for d in x.sharding.device_set)
+
+
+def column_sized(text: str, columns: dict[_hlo.Key, str]):
     """Yields (opcode, column, line) of each instruction that makes an array of a column's shape, or a batch of them.
 
     Args:
       text: a compiled program.
       columns: the name of each column by HLO dtype and shape.
     """
-    # What happens inside a fusion makes no array of its own.
-    fusions = set(re.findall(r" fusion(?:-start)?\(.*?calls=%?([\w.\-]+)", text))
-    fused = False
-    for line in text.splitlines():
-        header = _COMPUTATION.match(line)
-        if header:
-            fused = header[1] in fusions
-        elif not fused:
-            for opcode, dtype, shape in _made(line):
-                for key in ((dtype, shape), (dtype, shape[1:])):
-                    if key in columns:
-                        yield opcode, columns[key], line
+    for opcode, array, line in _hlo.made(text):
+        name = _hlo.named(array, columns)
+        if name is not None:
+            yield opcode, name, line
 
 
-def _made(line: str):
-    """Yields (opcode, dtype, shape) of each array that an instruction makes, of several where its result is a tuple."""
-    name = _NAME.match(line)
-    if not name:
-        return
-    rest = re.sub(r"/\*.*?\*/", "", line[name.end() :])
-    end = _span(rest) if rest.startswith("(") else rest.find(" ")
-    opcode = _OPCODE.match(rest, end)
-    if not opcode or opcode[1] in _HARMLESS or opcode[1].endswith(("-done", "-update")):
-        return
-    parts = _parts(rest[1 : end - 1]) if rest.startswith("(") else [rest[:end]]
-    if opcode[1] == "custom-call":
-        # Our own calls write rows, or arrays that alias an operand.
-        if 'custom_call_target="gear_' in rest:
-            return
-        aliased = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", rest)
-        outputs = re.findall(r"\{([\d, ]*)\}: \(", aliased[1]) if aliased else []
-        parts = [x for i, x in enumerate(parts) if str(i) not in outputs and "" not in outputs]
-    elif opcode[1] in ("copy-start", "recv"):
-        parts = parts[:1]  # (result, operand, context)
-    elif opcode[1].endswith("-start") and opcode[1] != "all-reduce-start":
-        parts = parts[1:2]  # (operands, results, context)
-    for dtype, dims in _ARRAY.findall(" ".join(parts)):
-        yield opcode[1], dtype, tuple(int(d) for d in dims.split(",") if d)
+def moved(text: str, columns: dict[_hlo.Key, str]):
+    """Yields (target, column, line) of each of our calls that is given a column outside the host's memory.
 
-
-def _span(text: str) -> int:
-    """Where the bracket that `text` begins with is closed: the index behind it."""
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c in "([{") - (c in ")]}")
-        if depth == 0:
-            return i + 1
-    return len(text)
-
-
-def _parts(text: str) -> list[str]:
-    """Splits at the commas that are in no bracket."""
-    parts, depth, begin = [], 0, 0
-    for i, c in enumerate(text):
-        depth += (c in "([{") - (c in ")]}")
-        if c == "," and depth == 0:
-            parts.append(text[begin:i])
-            begin = i + 1
-    return [*parts, text[begin:]]
-
-
-def _hlo_dtype(dtype) -> str:
-    name = jax.numpy.dtype(dtype).name
-    if name in _DTYPES:
-        return _DTYPES[name]
-    return re.sub(r"^(float|uint|int)", lambda m: {"float": "f", "uint": "u", "int": "s"}[m[1]], name)
+    Args:
+      text: a GPU's compiled program.
+      columns: the columns in host memory, as for `column_sized`.
+    """
+    for call in _hlo.calls(text):
+        for array in call.operands:
+            name = _hlo.named(array, columns) if array else None
+            if array and name is not None and array.space != _hlo.HOST:
+                yield call.target, name, call.line

@@ -1,5 +1,6 @@
 """`make_replay` and the object it returns."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,9 +11,12 @@ from jax.core import Tracer
 
 from gear_jax import ops
 from gear_jax._errors import type_error, value_error
+from gear_jax.ops._gather_start import Queue, check_depth
+from gear_jax.ops._place import default_device, memory_kind, tracing
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _append, _insert, _sample, _state
+from gear_jax.replay import _append, _insert, _memory, _sample, _state
 from gear_jax.replay._config import Config, make_config
+from gear_jax.replay._sample import PendingSample
 from gear_jax.replay._state import Handle, ReplayState, Sample
 from gear_jax.selectors import Selector
 
@@ -42,7 +46,9 @@ def make_replay(
         inside the trajectory, as the anchor does; too short ones are never drawn; a window of all T steps does not
         count), "start" (0), "end" (L, behind the last step:
         `Window(-20, 20)` then shows the last 20).
-      memory: memory kind of the columns. None: "device", the only one where there are no CUDA kernels.
+      memory: where the columns lie. "pinned_host": in page-locked memory of the host, which a GPU's kernels read and
+        write where it is. "device": in the device's own. None: "pinned_host" where arrays go to a GPU by default,
+        "device" on a CPU (the same memory there); settled by `init` and `footprint`, which start jax's backend.
       mesh: None; this version keeps a table on one device.
       axis, batch_axis: of the mesh; without one they say nothing.
       partitions: P, logical shards; None: 1. Must divide the capacity.
@@ -92,14 +98,44 @@ class Replay:
     def init(self, key: jax.Array | None = None) -> ReplayState:
         """An empty table.
 
+        Call it outside jit for columns in `pinned_host` on a GPU: inside a program XLA makes them in the GPU's own
+        memory first and then moves them.
+
         Args:
           key: a `jax.random` key for what the selector keeps to itself (the order of `Permutation`); None: key 0.
+
+        Raises:
+          MemoryError: if columns in `pinned_host` do not fit XLA's pool of page-locked memory, or the host's memory;
+            it names the environment variable and its value.
+          RuntimeError: if this build has no handlers for jax's default backend, or its driver is too old.
         """
         key = jax.random.key(0) if key is None else _sample.check_key(key)
         ops.check_platform()
-        if _traced(key):
+        if _traced(key) or tracing():
             return _state.init(self.config, key)
-        return self._jitted("init", _state.init)(key)
+        if memory_kind(self.config.memory) == "device":
+            return self._jitted("init", _state.init)(key)
+        columns = _memory.make_columns(self.config)
+        index = self._jitted("init_index", _state.init_index)(key)
+        # Columns in host memory are committed to their device, and so is all that a call gives back: committed from the
+        # start, the index does not make the first call a compilation of its own.
+        index = jax.device_put(index, default_device())
+        return index.replace(columns=self.config.tree.unflatten(columns))
+
+    def place(self, state: ReplayState) -> ReplayState:
+        """The state with its columns where the table keeps them, for a state that another library has restored.
+
+        `flax.serialization` gives NumPy arrays, which a program of a GPU would copy into the GPU's memory, and Orbax
+        arrays in `pinned_host` whose type does not say so. The methods of a `Replay` do this by themselves outside jit;
+        do it before the state goes into a jitted step. `gear_jax.checkpoint.restore` leaves nothing to do.
+
+        Args:
+          state: outside jit. Columns that lie where they should are the same arrays after.
+        """
+        _check_type("place", state)
+        if _traced(*jax.tree.leaves(state.columns)):
+            raise type_error("place: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
+        return _memory.place(self.config, state)
 
     def add(
         self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None
@@ -166,6 +202,61 @@ class Replay:
         old = None if out is None else _recyclable(out)
         return self._run("sample", _sample.sample, state, key, batch_size, old)
 
+    def sample_start(
+        self, state: ReplayState, key: jax.Array, batch_size: int, depth: int = 2, after: Any = ()
+    ) -> tuple[ReplayState, PendingSample]:
+        """Begins to draw a batch; `sample_done` ends it, with the same result as `sample`, bit for bit.
+
+        On a GPU the data is on its way while the work in between runs. What is added or updated in between does not
+        change it: `add` and `append` wait until the columns have been read. Until `sample_done` nothing else may write
+        to the table's columns or free them.
+
+        Args:
+          state: the last state; consumed outside jit.
+          key, batch_size: as in `sample`.
+          depth: how many samples may be in flight, static, the same in all calls. One more than that drops the oldest:
+            its `sample_done` gives a batch that is not `valid`. XLA orders by data alone, so one program that ends a
+            sample and starts the next may have both in flight, whatever their order in the source. The memory for
+            `depth` batches is kept as long as the replay.
+          after: arrays that the start waits for, such as an earlier sample.
+
+        Returns:
+          The next state and a `PendingSample`, a pytree of small arrays; it may be dropped.
+
+        Raises:
+          TypeError, ValueError: as `sample`, or for a depth that is not in [1, 64].
+        """
+        _check_type("sample_start", state)
+        batch_size, depth = _sample.check_batch(batch_size), check_depth(depth)
+        return self._run("sample_start", _sample.start, state, key, batch_size, self._queue.number, depth, after)
+
+    def sample_done(self, pending: PendingSample, after: Any = ()) -> Sample:
+        """Ends a sample that `sample_start` has begun.
+
+        Args:
+          pending: the sample in flight, of the same device.
+          after: arrays that must be there first: the results of work that the sample shall be beside, or the
+            `PendingSample` that follows, so that it is on its way before this one is used.
+
+        Returns:
+          A `Sample`. If its data is not there any more (it has been handed out already, or `depth` later starts have
+          dropped it), no row is `valid`, all is padding, and the handles have slot -1.
+
+        Raises:
+          TypeError: if `pending` is none.
+        """
+        if not isinstance(pending, PendingSample):
+            raise type_error(
+                "pending", got=type(pending).__name__, wanted="a PendingSample", fix="Pass what sample_start returned."
+            )
+        if _traced(*jax.tree.leaves((pending, after))):
+            return _sample.done(pending, after)
+        return _done(pending, after)
+
+    @functools.cached_property
+    def _queue(self) -> Queue:
+        return Queue()
+
     def update_priorities(self, state: ReplayState, handles: Handle, priorities: Any) -> ReplayState:
         """Sets the priorities of trajectories.
 
@@ -211,24 +302,66 @@ class Replay:
             result["open_streams"] = int((np.asarray(state.streams.slot) >= 0).sum())
         return result
 
-    def _run(self, name: str, function, state, *args):
+    def _run(self, name: str, function, state, *args) -> Any:
         _check_type(name, state)
         if _traced(state.ticket, *jax.tree.leaves(args)):
             return _checked(name, function, self.config, state, *args)
         _check_alive(name, state)
-        return self._jitted(name, function)(state, *args)
+        state = _memory.place(self.config, state)
+        changed = _CHANGED.get(name, _FIELDS)
+        fields = {name: getattr(state, name) for name in _FIELDS}
+        fields = {name: fields.pop(name) for name in changed}, fields
+        try:
+            result = self._jitted(name, function)(*fields, *args)
+        except ValueError as e:
+            if "external reference" not in str(e):
+                raise
+            raise value_error(
+                f"{name}: state", got="a column that NumPy, or another library, still looks at",
+                wanted="columns of its own, to write in place",
+                fix="Read columns with replay.sample or ops.gather, or look at a copy: "
+                "jax.device_put(column, jax.memory.Space.Device).",
+            ) from e  # fmt: skip
+        if name in _STATE_ALONE:
+            return state.replace(**result)
+        return state.replace(**result[0]), result[1]
 
     def _jitted(self, name: str, function):
         compiled = self._compiled.get(name)
         if compiled is None:
-            static = (2,) if name == "sample" else ()
-            donated = {"init": (), "sample": (0, 3)}.get(name, (0,)) if self.donate else {"sample": (3,)}.get(name, ())
-            run = functools.partial(function, self.config)
-            if name != "init":
-                run = functools.partial(_checked, name, function, self.config)
-            compiled = jax.jit(run, static_argnums=static, donate_argnums=donated)
+            if name in ("init", "init_index"):
+                compiled = jax.jit(functools.partial(function, self.config))
+            else:
+                # `out` of a sample is given up also where the state is kept.
+                donated = ((0,) if self.donate else ()) + ((4,) if name == "sample" else ())
+                run = functools.partial(_split, name, function, self.config)
+                compiled = jax.jit(run, static_argnums=_STATIC.get(name, ()), donate_argnums=donated)
             self._compiled[name] = compiled
         return compiled
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(ReplayState))
+# What a call changes of a state, where that is not all of it. The rest stays out of the results of the compiled call,
+# each of which costs time, and is not copied where the state is kept.
+_SAMPLED = ("counters", "selector", "ticket")
+_CHANGED = {
+    "sample": _SAMPLED,
+    "sample_start": _SAMPLED,
+    "sample_next": _SAMPLED,
+    "update_priorities": ("priority", "mass", "sums", "max_priority", "counters", "ticket"),
+}
+_STATE_ALONE = ("update_priorities",)  # others return something beside it
+# Arguments of the compiled call that are static: batch sizes, queues, depths.
+_STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (4, 5, 6)}
+_done = jax.jit(_sample.done)
+
+
+def _split(name: str, function, config: Config, changed: dict[str, Any], kept: dict[str, Any], *args):
+    """A function of a state, from and to the fields that it changes; runs at trace time only."""
+    result = _checked(name, function, config, ReplayState(**changed, **kept), *args)
+    state = result if name in _STATE_ALONE else result[0]
+    after = {field: getattr(state, field) for field in changed}
+    return after if name in _STATE_ALONE else (after, result[1])
 
 
 def _checked(name: str, function, config: Config, state: ReplayState, *args):

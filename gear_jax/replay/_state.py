@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.custom_batching import custom_vmap
 
 from gear_jax import ops
 from gear_jax._errors import value_error
+from gear_jax.ops._place import memory_kind
 from gear_jax.replay._config import Config
 from gear_jax.selectors import Index
 
@@ -110,14 +112,19 @@ class ReplayState(struct.PyTreeNode):
 
 
 def init(config: Config, key: jax.Array) -> ReplayState:
-    """An empty table. `key` feeds the selector's own state (the order of a `Permutation`)."""
+    """An empty table, as part of a program. `key` feeds the selector's own state (the order of a `Permutation`)."""
+    return init_index(config, key).replace(columns=config.tree.unflatten(_columns(config, ())(key)))
+
+
+def init_index(config: Config, key: jax.Array) -> ReplayState:
+    """An empty table without its columns."""
     p, s = config.partitions, config.slots
     seed = jax.random.bits(key, (4,), jnp.uint32)
     streams = None
     if config.streams:
         streams = Streams(jnp.full((config.streams,), -1, jnp.int32), jnp.zeros((config.streams,), jnp.int32))
     return ReplayState(
-        columns=config.tree.unflatten([ops.zeros((p, s, config.steps, *c.shape), c.dtype) for c in config.columns]),
+        columns=None,
         length=jnp.zeros((p, s), jnp.int32),
         generation=jnp.zeros((p, s), jnp.uint32),
         sequence=jnp.zeros((p, s), jnp.uint32),
@@ -134,6 +141,30 @@ def init(config: Config, key: jax.Array) -> ReplayState:
     )
 
 
+def column_shapes(config: Config) -> list[tuple[int, ...]]:
+    """`[P, S, T, *shape]` of each column."""
+    return [(config.partitions, config.slots, config.steps, *c.shape) for c in config.columns]
+
+
+def _columns(config: Config, lead: tuple[int, ...]):
+    """Makes the columns of a table for each key, as a function of the keys: vmap would repeat one table's columns."""
+
+    @custom_vmap
+    def make(key):
+        del key
+        memory = memory_kind(config.memory)
+        shapes = zip(column_shapes(config), config.columns, strict=True)
+        return [ops.zeros((*lead, *shape), c.dtype, memory) for shape, c in shapes]
+
+    @make.def_vmap
+    def _rule(size, batched, key):
+        if not batched[0]:
+            return make(key), [False] * len(config.columns)
+        return _columns(config, (size, *lead))(key), [True] * len(config.columns)
+
+    return make
+
+
 def check_table(name: str, config: Config, state: ReplayState) -> None:
     """Refuses the state of another table.
 
@@ -144,8 +175,7 @@ def check_table(name: str, config: Config, state: ReplayState) -> None:
     def describe(leaves, streams):
         return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves) + f" and {streams} streams"
 
-    lead = config.partitions, config.slots, config.steps
-    wanted = [((*lead, *c.shape), jnp.dtype(c.dtype)) for c in config.columns]
+    wanted = [(x, jnp.dtype(c.dtype)) for x, c in zip(column_shapes(config), config.columns, strict=True)]
     leaves, tree = jax.tree.flatten(state.columns)
     got = [(x.shape, jnp.dtype(x.dtype)) for x in leaves]
     streams = 0 if state.streams is None else state.streams.slot.shape[0]

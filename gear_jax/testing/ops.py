@@ -6,7 +6,6 @@ platform, a kernel of one's own) is held to the same contract: `check_gather(my_
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gear_jax.ops import _hlo
 from gear_jax.specs import Window
+from gear_jax.testing._transforms import NOT_PINNED as NOT_PINNED
+from gear_jax.testing._transforms import SHARED_TRANSFORMS, TRANSFORMS, batch_size, pick
+from gear_jax.testing._transforms import place as place
+from gear_jax.testing._transforms import to_numpy as to_numpy
 
 # Every dtype of whole bytes.
 DTYPES = (
@@ -24,12 +28,6 @@ DTYPES = (
 )  # fmt: skip
 # Those that need `jax_enable_x64`.
 X64_DTYPES = ("int64", "uint64", "float64", "complex128")
-
-Tree = Any
-# (the op as a function of tables and rows, tables, rows) -> its results for each element of the batch, stacked. Tables
-# and rows are trees whose leaves have a leading dimension K; "shared" transforms take tables without it.
-Transform = Callable[[Callable[[Tree, Tree], Tree], Tree, Tree], Tree]
-
 
 def dtype_of(name: str) -> np.dtype:
     """The NumPy dtype of a name in `DTYPES` or `X64_DTYPES`."""
@@ -118,64 +116,6 @@ def sums_oracle(mass: np.ndarray) -> np.ndarray:
     return np.stack([np.concatenate(levels(row)) for row in mass])
 
 
-def _pick(tree: Tree, k: Any) -> Tree:
-    return jax.tree.map(lambda x: x[k], tree)
-
-
-def _size(rows: Tree) -> int:
-    return jax.tree.leaves(rows)[0].shape[0]
-
-
-def _one_by_one(f, tables, rows):
-    tables, rows = jax.tree.map(np.asarray, (tables, rows))
-    results = [f(*jax.tree.map(jnp.asarray, (_pick(tables, k), _pick(rows, k)))) for k in range(_size(rows))]
-    return jax.tree.map(lambda *x: np.stack(x), *results)
-
-
-def _scan(f, tables, rows):
-    return jax.jit(lambda: jax.lax.scan(lambda _, x: (None, f(*x)), None, (tables, rows))[1])()
-
-
-def _nested(f, tables, rows):
-    outer = 2 if _size(rows) % 2 == 0 else 1
-    split = lambda tree: jax.tree.map(lambda x: x.reshape(outer, x.shape[0] // outer, *x.shape[1:]), tree)  # noqa: E731
-    got = jax.jit(jax.vmap(jax.vmap(f)))(split(tables), split(rows))
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), got)
-
-
-def _shard_map(f, tables, rows):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[: _size(rows)]), ("x",))
-    spec = jax.sharding.PartitionSpec("x")
-    local = lambda t, r: jax.tree.map(lambda y: y[None], f(_pick(t, 0), _pick(r, 0)))  # noqa: E731
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(spec, spec), out_specs=spec))(tables, rows)
-
-
-# With one table for each element of the batch.
-TRANSFORMS: dict[str, Transform] = {
-    "eager": _one_by_one,
-    "jit": lambda f, t, r: _one_by_one(jax.jit(f), t, r),
-    "vmap": lambda f, t, r: jax.jit(jax.vmap(f))(t, r),
-    "eager_vmap": lambda f, t, r: jax.vmap(f)(t, r),
-    "nested_vmap": _nested,
-    "scan": _scan,
-    "cond": lambda f, t, r: _one_by_one(jax.jit(lambda t, r: jax.lax.cond(_size(r) > 0, f, f, t, r)), t, r),
-    "shard_map": _shard_map,
-    "pmap": lambda f, t, r: jax.pmap(f)(t, r),
-    "vmap_of_jit": lambda f, t, r: jax.vmap(jax.jit(f))(t, r),
-}
-# With one table for all of them.
-SHARED_TRANSFORMS: dict[str, Transform] = {
-    "shared_vmap": lambda f, t, r: jax.jit(jax.vmap(f, in_axes=(None, 0)))(t, r),
-    "shared_nested_vmap": lambda f, t, r: _nested(lambda _, r: f(t, r), jax.tree.map(lambda x: x[:, :1], r), r),
-    "shared_scan": lambda f, t, r: _scan(lambda _, r: f(t, r), jax.tree.map(lambda x: x[:, :1], r), r),
-}
-
-
-def batch_size() -> int:
-    """K, the batch of the transformations: one element for each device, 8 at most."""
-    return min(8, jax.device_count())
-
-
 def random_rows(rng: np.random.Generator, table: Sequence[int], shape: Sequence[int]) -> tuple[np.ndarray, ...]:
     """Slots, starts and lengths for a table of (P, S, T): mostly inside, some outside by a little, some by a lot."""
     p, s, t = table
@@ -200,6 +140,7 @@ def check_gather(
     rows: int = 5,
     window: Window | None = Window(-2, 4),  # noqa: B008
     seed: int = 0,
+    memory: str = "device",
 ) -> None:
     """Holds `gather(columns, slots, starts, lengths, windows)` to the oracle: a column of each dtype, random rows.
 
@@ -212,24 +153,24 @@ def check_gather(
       rows: B.
       window: of all columns.
       seed: of the values and rows.
+      memory: kind of the columns' memory; "pinned_host" for no transform in `NOT_PINNED`.
 
     Raises:
       AssertionError: where they differ.
     """
-    rng, k = np.random.default_rng(seed), batch_size()
+    rng, k = np.random.default_rng(seed), batch_size(transform)
     shared = transform in SHARED_TRANSFORMS
     lead = () if shared else (k,)
     columns = {d: random_values(rng, (*lead, *table, *step_shape), dtype_of(d)) for d in dtypes}
     ids = random_rows(rng, table, (k, rows))
     run = (SHARED_TRANSFORMS if shared else TRANSFORMS)[transform]
-    got = run(lambda c, r: gather(c, *r, window)[:2], *jax.tree.map(jnp.asarray, (columns, ids)))
-    got = jax.tree.map(np.asarray, got)
+    got = run(lambda c, r: gather(c, *r, window)[:2], columns, ids, memory)
     for i in range(k):
         for d in dtypes:
             column = columns[d] if shared else columns[d][i]
             slots, starts, lengths = (x[i] for x in ids)
             wanted = gather_oracle(column, slots, starts, lengths, window)
-            assert_same_bits(_pick((got[0][d], got[1][d]), i), wanted, f"gather, {transform}, {d}, element {i}: ")
+            assert_same_bits(pick((got[0][d], got[1][d]), i), wanted, f"gather, {transform}, {d}, element {i}: ")
 
 
 def check_scatter(
@@ -242,6 +183,7 @@ def check_scatter(
     rows: int = 5,
     value_steps: int = 4,
     seed: int = 0,
+    memory: str = "device",
 ) -> None:
     """Holds `scatter(columns, slots, values, lengths, starts)` to the oracle.
 
@@ -254,11 +196,12 @@ def check_scatter(
       rows: A; no two of them write the same slot.
       value_steps: T'.
       seed: of the values and rows.
+      memory: as in `check_gather`.
 
     Raises:
       AssertionError: where they differ.
     """
-    rng, k = np.random.default_rng(seed), batch_size()
+    rng, k = np.random.default_rng(seed), batch_size(transform)
     columns = {d: random_values(rng, (k, *table, *step_shape), dtype_of(d)) for d in dtypes}
     values = {d: random_values(rng, (k, rows, value_steps, *step_shape), dtype_of(d)) for d in dtypes}
     slots, starts, lengths = random_rows(rng, table, (k, rows))
@@ -266,8 +209,8 @@ def check_scatter(
     for row in slots:  # a slot once a row; what finds none is skipped
         unused = rng.permutation(capacity)[:rows]
         row[:] = np.where((row >= 0) & (row < capacity), np.append(unused, [-1] * (rows - len(unused))), row)
-    given = jax.tree.map(jnp.asarray, (columns, (slots, values, lengths, starts)))
-    got = jax.tree.map(np.asarray, TRANSFORMS[transform](lambda c, r: scatter(c, *r), *given))
+    given = columns, (slots, values, lengths, starts)
+    got = TRANSFORMS[transform](lambda c, r: scatter(c, *r), *given, memory)
     for i in range(k):
         for d in dtypes:
             wanted = scatter_oracle(columns[d][i], slots[i], values[d][i], lengths[i], starts[i])
@@ -296,21 +239,21 @@ def check_sumtree_update(
     Raises:
       AssertionError: where they differ.
     """
-    rng, k = np.random.default_rng(seed), batch_size()
+    rng, k = np.random.default_rng(seed), batch_size(transform)
     priority, mass = rng.uniform(size=(2, k, partitions, leaves)).astype(np.float32)
     sums = np.stack([sums_oracle(m) for m in mass])
     slots = rng.integers(-2, partitions * leaves + 2, (k, writes)).astype(np.int32)
     slots[:, writes // 2 :] = slots[:, : writes - writes // 2]
     new = rng.uniform(size=(2, k, writes)).astype(np.float32)
-    given = jax.tree.map(jnp.asarray, ((priority, mass, sums), (slots, *new)))
-    got = jax.tree.map(np.asarray, TRANSFORMS[transform](lambda t, r: tuple(update(*t, *r)), *given))
+    given = (priority, mass, sums), (slots, *new)
+    got = TRANSFORMS[transform](lambda t, r: tuple(update(*t, *r)), *given, "device")
     for i in range(k):
         for row in range(writes):
             if 0 <= slots[i, row] < partitions * leaves:
                 place = i, *divmod(slots[i, row], leaves)
                 priority[place], mass[place] = new[0, i, row], new[1, i, row]
         wanted = priority[i], mass[i], sums_oracle(mass[i])
-        assert_same_bits(_pick(got, i), wanted, f"sumtree_update, {transform}, element {i}: ")
+        assert_same_bits(pick(got, i), wanted, f"sumtree_update, {transform}, element {i}: ")
 
 
 def check_sumtree_sample(
@@ -330,14 +273,13 @@ def check_sumtree_sample(
     Raises:
       AssertionError: for a draw without mass, a wrong mass or total, or a slot drawn too often or too rarely.
     """
-    rng, k = np.random.default_rng(0), batch_size()
+    rng, k = np.random.default_rng(0), batch_size(transform)
     mass = rng.uniform(size=(k, partitions, leaves)) * (rng.uniform(size=(k, partitions, leaves)) < 0.6)
     mass = mass.astype(np.float32)
     sums = np.stack([sums_oracle(m) for m in mass])
     grid = (np.arange(draws, dtype=np.uint64) << np.uint64(32)) // np.uint64(draws)
     bits = np.broadcast_to(np.stack([grid, np.zeros_like(grid)], -1).astype(np.uint32), (k, draws, 2))
-    given = jax.tree.map(jnp.asarray, ((mass, sums), bits))
-    slot, drawn, total = map(np.asarray, TRANSFORMS[transform](lambda t, b: tuple(sample(*t, b)), *given))
+    slot, drawn, total = TRANSFORMS[transform](lambda t, b: tuple(sample(*t, b)), (mass, sums), bits, "device")
     for i in range(k):
         what, flat = f"sumtree_sample, {transform}, element {i}", mass[i].reshape(-1)
         assert ((slot[i] >= 0) & (slot[i] < flat.size)).all(), f"{what}: a slot outside the table"
@@ -349,12 +291,6 @@ def check_sumtree_sample(
         assert off <= 1.01, f"{what}: a slot is drawn {off} times too often or too rarely"
 
 
-# Instructions that hand an array on without touching its bytes.
-_NO_COPY = frozenset(
-    ["parameter", "get-tuple-element", "bitcast", "custom-call", "while", "conditional", "call", "optimization-barrier"]
-)
-
-
 def column_sized(compiled_text: str, nbytes: int) -> list[str]:
     """The instructions of a compiled program that make an array of at least `nbytes`: copies, all-gathers, fusions, ...
 
@@ -363,18 +299,35 @@ def column_sized(compiled_text: str, nbytes: int) -> list[str]:
       nbytes: the size of the column on one device.
 
     Returns:
-      The lines. FFI calls are not among them: their results are outputs of their own size or alias an operand.
+      The lines. Our FFI calls are not among them: their results are outputs of their own size or alias an operand.
     """
-    found = []
-    for line in compiled_text.splitlines():
-        match = re.match(r"\s*(?:ROOT )?%?[\w.\-]+ = (\w+)\[([\d,]*)\]\S* ([\w\-]+)\(", line)
-        if match and match[3] not in _NO_COPY:
-            dims = [int(d) for d in match[2].split(",") if d]
-            if math.prod(dims) * _element_bytes(match[1]) >= nbytes:
-                found.append(line.strip())
-    return found
+    return list(dict.fromkeys(line.strip() for _, array, line in _hlo.made(compiled_text) if array.nbytes >= nbytes))
 
 
-def _element_bytes(name: str) -> int:
-    bits = re.match(r"[a-z]+(\d+)", name)
-    return max(1, int(bits[1]) // 8) if bits else 1
+def assert_calls_in_place(compiled_text: str, columns: Any, platform: str) -> None:
+    """Raises unless our calls in a compiled program get the columns where they lie, and write them in place.
+
+    Args:
+      compiled_text: `jax.jit(f).lower(...).compile().as_text()`.
+      columns: pytree of the columns, arrays `[P, S, T, *shape]`, that the program was compiled for.
+      platform: it was compiled for. On "cpu" all memory is one, and the text does not say which kind it is.
+
+    Raises:
+      AssertionError: if no call gets a column, if one gets a column of `pinned_host` in another memory (a copy of it),
+        or if a write takes no operand's memory.
+    """
+    names = {
+        (_hlo.dtype_name(x.dtype), tuple(x.shape)): jax.tree_util.keystr(path) or "0"
+        for path, x in jax.tree.leaves_with_path(columns)
+    }
+    in_host = {x.sharding.memory_kind == "pinned_host" for x in jax.tree.leaves(columns)} == {True}
+    seen = 0
+    for call in _hlo.calls(compiled_text):
+        for array in call.operands:
+            name = _hlo.named(array, names) if array else None
+            if array and name is not None:
+                seen += 1
+                at_home = not in_host or array.space == _hlo.HOST or platform == "cpu"
+                assert at_home, f"{call.target}: column {name} is not in host memory: {call.line.strip()}"
+        assert call.aliased or "scatter" not in call.target, f"{call.target} writes a copy: {call.line.strip()}"
+    assert seen, f"no call gets a column of {sorted(names)}"

@@ -19,6 +19,7 @@ from gear_jax.datasets import (
     load,
     table_spec,
 )
+from gear_jax.testing.ops import to_numpy
 
 LENGTHS = (4, 1, 7, 3, 5)
 
@@ -61,7 +62,7 @@ def memory(rng):
 def trajectories(state):
     """What a table holds, partition by partition, slot by slot."""
     length = np.asarray(state.length).reshape(-1)
-    columns = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), state.columns)
+    columns = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), to_numpy(state.columns))
     return [jax.tree.map(lambda x, s=s: x[s, : length[s]], columns) for s in np.flatnonzero(length)]
 
 

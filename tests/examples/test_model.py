@@ -43,6 +43,15 @@ def test_predictions_are_actions(model, window):
     assert np.abs(predicted).max() < 1
 
 
+def test_blocks_in_bfloat16_predict_nearly_the_same(example, window):
+    module = example("_model")
+    exact, coarse = make_model(module), make_model(module, compute="bfloat16")
+    predicted = coarse(**window)
+    assert predicted.dtype == jnp.float32
+    np.testing.assert_allclose(predicted, exact(**window), atol=0.05)
+    assert (np.asarray(predicted) != np.asarray(exact(**window))).any()
+
+
 @pytest.mark.parametrize("name", ["return_to_go", "observation", "timestep"])
 def test_a_step_is_seen_by_itself_and_after(model, window, name):
     assert changed(model, window, name, 1).tolist() == [False, True, True, True]

@@ -1,8 +1,12 @@
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gear_jax as gear
+from gear_jax.testing.ops import to_numpy
 
 TABLE = gear.TableSpec(
     {"observation": gear.ColumnSpec((3,), jnp.float32), "reward": gear.ColumnSpec((), jnp.float32)},
@@ -11,9 +15,14 @@ TABLE = gear.TableSpec(
 )
 
 
-@pytest.fixture(scope="session")
-def replay():
-    return gear.make_replay(TABLE, gear.selectors.Prioritized(), streams=2)
+@functools.cache  # so that each program is compiled once
+def _replay(memory):
+    return gear.make_replay(TABLE, gear.selectors.Prioritized(), streams=2, memory=memory)
+
+
+@pytest.fixture
+def replay(memory):
+    return _replay(memory)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +45,7 @@ def same():
     """Whether two pytrees are of the same structure and bits."""
 
     def compare(a, b) -> bool:
-        equal = jax.tree.map(lambda x, y: x.dtype == y.dtype and bool(jnp.array_equal(x, y)), a, b)
+        equal = jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(*to_numpy((x, y))), a, b)
         return jax.tree.all(equal)
 
     return compare

@@ -99,6 +99,22 @@ def test_sample_reuses_an_earlier_batch(replay, make_rows):
     assert first.data["reward"].is_deleted()
 
 
+def test_start_and_done_are_a_sample(replay, make_rows, same):
+    table = LinenReplay(replay)
+    rows, lengths = make_rows()
+    key = jax.random.key(5)
+
+    def filled():
+        return table.apply(table.init(jax.random.key(0)), rows, lengths, method="add", mutable=MUTABLE)[1]
+
+    for args, rngs in (((6, key), {}), ((6,), {"replay": key})):
+        wanted, other = table.apply(filled(), *args, method="sample", mutable=MUTABLE, rngs=rngs)
+        pending, variables = table.apply(filled(), *args, method="sample_start", mutable=MUTABLE, rngs=rngs)
+        sample = table.apply(variables, pending, method="sample_done")
+        assert same(sample, wanted)
+        assert same(variables, other)
+
+
 def test_stream_gives_the_key(replay, make_rows, same):
     table = LinenReplay(replay)
     rows, lengths = make_rows()
@@ -135,7 +151,13 @@ def test_eager_calls_are_in_place(replay, make_rows):
 
 @pytest.mark.parametrize(
     ("method", "args"),
-    [("add", ({}, 0)), ("append", (0, {}, True)), ("sample", (4,)), ("update_priorities", (0, 0))],
+    [
+        ("add", ({}, 0)),
+        ("append", (0, {}, True)),
+        ("sample", (4,)),
+        ("sample_start", (4,)),
+        ("update_priorities", (0, 0)),
+    ],
 )
 def test_immutable_collection_is_refused_before_anything_runs(replay, method, args):
     table = LinenReplay(replay)
@@ -150,6 +172,8 @@ def test_missing_key_and_missing_collection(replay, make_rows):
     variables = table.init(jax.random.key(0))
     with pytest.raises(ValueError, match=r"sample: key.*rngs=\{'replay': key\}"):
         table.apply(variables, 4, method="sample", mutable=MUTABLE)
+    with pytest.raises(ValueError, match="sample_start: key: got None"):
+        table.apply(variables, 4, method="sample_start", mutable=MUTABLE)
     rows, lengths = make_rows()
     with pytest.raises(ValueError, match=r"variables\['replay'\]: got no state.*'replay': replay"):
         table.apply({}, rows, lengths, method="add", mutable=MUTABLE)
@@ -164,27 +188,31 @@ def test_consumed_collection_is_named(replay, make_rows):
         table.apply(variables, rows, lengths, method="add", mutable=MUTABLE)
 
 
-def test_train_state_step_is_in_place(replay, make_rows):
+def test_train_state_step_is_in_place(replay, make_rows, memory):
     agent, variables = make_agent(replay)
     assert set(variables) == {"params", "replay"}
     assert set(variables["params"]) == {"net"}
     state = TrainState.create(
         apply_fn=agent.apply, params=variables["params"], tx=optax.sgd(1e-1, momentum=0.9), replay=variables["replay"]
     ).replace(step=jnp.int32(0))
+    # Columns in pinned_host are committed to their device, and so is all that comes out of a program with them.
+    state = jax.tree.map(lambda x: jax.device_put(x, x.sharding), state)
     step = make_step(agent)
     key = jax.random.key(1)
     gear.assert_in_place(jax.jit(step, donate_argnums=0), state, make_rows(), key)
-    with pytest.raises(ValueError, match="column 'observation'"):
+    with pytest.raises(ValueError, match=r"column '(observation|reward)'"):
         gear.assert_in_place(jax.jit(step), state, make_rows(), key)
 
     compiled = jax.jit(step, donate_argnums=0)
-    where = state.replay["table"]["state"].columns["observation"].unsafe_buffer_pointer()
+    column = state.replay["table"]["state"].columns["observation"]
+    where, kind = column.unsafe_buffer_pointer(), column.sharding.memory_kind
     losses = []
     for i in range(30):
         state, value = compiled(state, make_rows(seed=0), jax.random.fold_in(key, i))
         losses.append(float(value))
     held = state.replay["table"]["state"]
     assert held.columns["observation"].unsafe_buffer_pointer() == where
+    assert held.columns["observation"].sharding.memory_kind == kind == memory
     assert compiled._cache_size() == 1
     assert losses[-1] < losses[0]
     stats = replay.stats(held)
@@ -246,7 +274,7 @@ def test_priorities_from_a_loss_are_constants(replay, make_rows):
     assert replay.stats(after["replay"]["table"]["state"])["sampled"] == 8
 
 
-def test_flax_serialization_and_orbax(replay, make_rows, same, tmp_path):
+def test_flax_serialization_and_orbax(replay, make_rows, same, tmp_path, memory):
     agent, variables = make_agent(replay)
     _, changed = agent.apply(variables, *make_rows(), method="add", mutable=MUTABLE)
     variables = {"params": variables["params"], **changed}
@@ -258,14 +286,16 @@ def test_flax_serialization_and_orbax(replay, make_rows, same, tmp_path):
         restored = checkpointer.restore(tmp_path / "variables", empty)
     assert same(restored, variables)
     assert isinstance(restored["replay"]["table"]["state"], gear.ReplayState)
+    assert restored["replay"]["table"]["state"].columns["reward"].sharding.memory_kind == memory
 
 
-def test_gear_checkpoint_of_the_variable(replay, make_rows, same, tmp_path):
+def test_gear_checkpoint_of_the_variable(replay, make_rows, same, tmp_path, memory):
     table = LinenReplay(replay)
     rows, lengths = make_rows()
     _, variables = table.apply(table.init(jax.random.key(0)), rows, lengths, method="add", mutable=MUTABLE)
     gear.checkpoint.save(tmp_path, 1, table.apply(variables), replay)
     restored = {"replay": {"state": gear.checkpoint.restore(tmp_path, replay)}}
+    assert restored["replay"]["state"].columns["reward"].sharding.memory_kind == memory
     draw = lambda v: table.apply(v, 8, jax.random.key(3), method="sample", mutable=MUTABLE)[0]  # noqa: E731
     assert same(draw(restored), draw(variables))
 

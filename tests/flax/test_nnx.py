@@ -65,6 +65,46 @@ def test_mirrors_replay(replay, make_rows, same):
     assert sample.data["reward"].is_deleted()
 
 
+def test_start_and_done_are_a_sample(replay, make_rows, same):
+    one, two = (NNXReplay(replay, rngs=nnx.Rngs(0)) for _ in range(2))
+    for table in (one, two):
+        table.add(*make_rows())
+    for key in (None, jax.random.key(7)):
+        assert same(two.sample_done(two.sample_start(6, key)), one.sample(6, key))
+    assert same(one(), two())
+
+
+def test_scan_carries_a_sample_in_flight(replay, make_rows, same):
+    """In a variable of the module: each step starts the next sample and ends the one that the last step started."""
+
+    class Loop(nnx.Module):
+        def __init__(self):
+            self.table = NNXReplay(replay, rngs=nnx.Rngs(0))
+            self.table.add(*make_rows())
+            self.pending = nnx.Variable(self.table.sample_start(4))
+
+        def step(self):
+            following = self.table.sample_start(4)
+            sample = self.table.sample_done(self.pending.get_value(), after=following)
+            self.pending.set_value(following)
+            return sample
+
+    @nnx.jit(donate_argnums=0)
+    def run(loop):
+        return nnx.scan(lambda m: (m, m.step()), length=3, in_axes=nnx.Carry, out_axes=(nnx.Carry, 0))(loop)[1]
+
+    loop, other = Loop(), NNXReplay(replay, rngs=nnx.Rngs(0))
+    other.add(*make_rows())
+    gear.assert_in_place(run, loop)
+    where = address(loop.table)
+    batches = [run(loop), run(loop)]
+    wanted = [other.sample(4) for _ in range(7)]
+    joined = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
+    assert same(joined, jax.tree.map(lambda *x: jnp.stack(x), *wanted[:6]))
+    assert same(loop.table.sample_done(loop.pending.get_value()), wanted[6])
+    assert address(loop.table) == where
+
+
 def test_stream_gives_the_key(replay, make_rows, same):
     def draws(seed, count=2):
         table = NNXReplay(replay, rngs=nnx.Rngs(0, replay=seed))
@@ -80,6 +120,8 @@ def test_stream_gives_the_key(replay, make_rows, same):
 def test_key_is_needed_without_rngs(replay):
     with pytest.raises(ValueError, match=r"sample: key: got None.*NNXReplay\(replay, rngs"):
         NNXReplay(replay).sample(4)
+    with pytest.raises(ValueError, match="sample_start: key: got None"):
+        NNXReplay(replay).sample_start(4)
     with pytest.raises(TypeError, match=r"replay: got TableSpec, wanted a Replay"):
         NNXReplay(replay.config.table)
 
@@ -114,13 +156,14 @@ def test_eager_calls_are_in_place(replay, make_rows):
         replay.stats(before)
 
 
-def test_jit_with_donation_is_in_place(replay, make_rows):
+def test_jit_with_donation_is_in_place(replay, make_rows, memory):
     agent, optimizer = make_agent(replay)
     step = nnx.jit(train_step, donate_argnums=(0, 1))
     gear.assert_in_place(step, agent, optimizer, make_rows())
     where = address(agent.table)
     losses = [float(step(agent, optimizer, make_rows())) for _ in range(30)]
     assert address(agent.table) == where
+    assert agent.table().columns["observation"].sharding.memory_kind == memory
     assert losses[-1] < losses[0]
     stats = replay.stats(agent.table())
     assert (stats["inserted"], stats["sampled"], stats["trajectories"]) == (120, 240, 16)
@@ -128,7 +171,7 @@ def test_jit_with_donation_is_in_place(replay, make_rows):
 
 def test_jit_without_donation_copies_and_is_found(replay, make_rows):
     agent, optimizer = make_agent(replay)
-    with pytest.raises(ValueError, match="column 'observation'"):
+    with pytest.raises(ValueError, match=r"column '(observation|reward)'"):
         gear.assert_in_place(nnx.jit(train_step), agent, optimizer, make_rows())
 
 
@@ -202,7 +245,7 @@ def test_split_and_merge_in_plain_jit(replay, make_rows, same):
     assert same(table(), other())
 
 
-def test_orbax_takes_the_module_along(replay, make_rows, same, tmp_path):
+def test_orbax_takes_the_module_along(replay, make_rows, same, tmp_path, memory):
     agent, _ = make_agent(replay)
     agent.table.add(*make_rows())
     with ocp.StandardCheckpointer() as checkpointer:
@@ -211,6 +254,7 @@ def test_orbax_takes_the_module_along(replay, make_rows, same, tmp_path):
         graph, target = nnx.split(make_agent(replay)[0])
         restored = nnx.merge(graph, checkpointer.restore(tmp_path / "agent", target))
     assert same(restored.table(), agent.table())
+    assert restored.table().columns["observation"].sharding.memory_kind == memory
     assert same(restored.table.sample(8), agent.table.sample(8))
 
 

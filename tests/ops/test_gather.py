@@ -13,6 +13,7 @@ from gear_jax import ops
 from gear_jax.specs import PADS, Window
 from gear_jax.testing.ops import (
     DTYPES,
+    NOT_PINNED,
     SHARED_TRANSFORMS,
     TRANSFORMS,
     X64_DTYPES,
@@ -20,9 +21,13 @@ from gear_jax.testing.ops import (
     check_gather,
     dtype_of,
     gather_oracle,
+    place,
     random_rows,
     random_values,
 )
+
+MEMORIES = ("device", "pinned_host")
+PLACED = [(t, m) for t in (*TRANSFORMS, *SHARED_TRANSFORMS) for m in MEMORIES if m == "device" or t not in NOT_PINNED]
 
 
 def ids(*numbers):
@@ -35,15 +40,16 @@ def check_one(column, rows, window, got):
 
 
 @pytest.mark.parametrize("window", [Window(-2, 4), None], ids=["window", "whole"])
-@pytest.mark.parametrize("transform", [*TRANSFORMS, *SHARED_TRANSFORMS])
-def test_transformations(transform, window):
-    check_gather(ops.gather, transform, window=window)
+@pytest.mark.parametrize(("transform", "memory"), PLACED)
+def test_transformations(transform, memory, window):
+    check_gather(ops.gather, transform, window=window, memory=memory)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes_with_every_padding(dtype):
+def test_dtypes_with_every_padding(dtype, memory):
     for seed, pad in enumerate(PADS):
-        check_gather(ops.gather, dtypes=(dtype,), step_shape=(), window=Window(-3, 6, pad, 1), seed=seed)
+        window = Window(-3, 6, pad, 1)
+        check_gather(ops.gather, dtypes=(dtype,), step_shape=(), window=window, seed=seed, memory=memory)
 
 
 @pytest.mark.parametrize("transform", ["eager", "jit", "vmap", "shared_vmap", "scan", "shard_map", "pmap"])
@@ -54,9 +60,10 @@ def test_64_bit_dtypes(transform):
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7])
 @pytest.mark.parametrize("step_shape", [(), (3,), (17,), (4099,)], ids=str)
-def test_step_and_batch_sizes(step_shape, rows):
-    check_gather(ops.gather, "jit", dtypes=("uint8",), step_shape=step_shape, rows=rows)
-    check_gather(ops.gather, "jit", dtypes=("uint8",), step_shape=step_shape, rows=rows, window=None)
+def test_step_and_batch_sizes(step_shape, rows, memory):
+    options = {"dtypes": ("uint8",), "step_shape": step_shape, "rows": rows, "memory": memory}
+    check_gather(ops.gather, "jit", **options)
+    check_gather(ops.gather, "jit", **options, window=None)
 
 
 # Not shard_map, nor pmap: JAX 0.11.2 crashes (Shardy's ManualComputationUnusedInputsPattern) if arguments are empty.
@@ -67,7 +74,7 @@ def test_an_empty_batch_under_transformations(transform):
 
 @pytest.mark.parametrize("pad", PADS)
 @pytest.mark.parametrize("step", [1, 3, 17, 1031])
-def test_large_results_split_over_threads(step, pad):
+def test_large_results_split_over_threads(step, pad, memory):
     """Rows, steps and the bytes of a pad value all straddle the limits between two tasks."""
     rng = np.random.default_rng(step)
     columns = {
@@ -77,21 +84,21 @@ def test_large_results_split_over_threads(step, pad):
     count = (3 << 20) // (step * 97) + 1
     rows = random_rows(rng, (2, 5, 101), (count,))
     windows = {"bytes": Window(-50, 97, pad, 200), "words": Window(-7, 13, pad, 0x01020304)}
-    data, mask, _ = jax.jit(lambda c, r: ops.gather(c, *r, windows))(columns, rows)
+    data, mask, _ = jax.jit(lambda c, r: ops.gather(c, *r, windows))(place(columns, memory), rows)
     for k, column in columns.items():
         check_one(column, rows, windows[k], (data[k], mask[k]))
 
 
-def test_a_row_longer_than_a_task():
+def test_a_row_longer_than_a_task(memory):
     column = random_values(np.random.default_rng(0), (1, 2, 3, 1 << 20), np.uint8)
     rows = ids(1, 0), ids(1, 1), ids(3, 2)
-    check_one(column, rows, Window(-1, 3), ops.gather(column, *rows, Window(-1, 3))[:2])
+    check_one(column, rows, Window(-1, 3), ops.gather(place(column, memory), *rows, Window(-1, 3))[:2])
 
 
-def test_more_than_two_gib_of_a_column():
+def test_more_than_two_gib_of_a_column(memory):
     """Every slot beyond 2 GiB is at its own address, in reading and in writing."""
     slots, row = 640, 1 << 22  # 2.5 GiB
-    column = jax.jit(lambda: ops.zeros((5, slots // 5, 4, row // 4), jnp.uint8))()
+    column = ops.zeros((5, slots // 5, 4, row // 4), jnp.uint8, memory)
     far = ids(0, 511, 512, 513, 639)
     value = jnp.arange(1, 21, dtype=jnp.uint8).reshape(5, 4, 1) * jnp.ones((1, 1, row // 4), jnp.uint8)
     before = column.unsafe_buffer_pointer()
@@ -168,19 +175,21 @@ def test_trees_of_columns_and_windows():
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_vmap_over_some_columns_and_some_rows(nested):
+def test_vmap_over_some_columns_and_some_rows(nested, memory):
     rng = np.random.default_rng(3)
     own = random_values(rng, (4, 2, 3, 7, 2), np.int16)
     shared = random_values(rng, (2, 3, 7), np.float32)
     slots, starts, lengths = random_rows(rng, (2, 3, 7), (4, 5))
     windows = {"own": Window(-1, 3), "shared": Window(-1, 3)}
-    f = lambda a, s, t: ops.gather({"own": a, "shared": shared}, s, t, lengths[0], windows)[:2]  # noqa: E731
+    table = place(shared, memory)
+    f = lambda a, s, t: ops.gather({"own": a, "shared": table}, s, t, lengths[0], windows)[:2]  # noqa: E731
     if nested:
         split = lambda x: x.reshape(2, 2, *x.shape[1:])  # noqa: E731
-        data, mask = jax.vmap(jax.vmap(f, (0, 0, None)), (0, 0, None))(split(own), split(slots), starts[0])
+        owns = place(split(own), memory)
+        data, mask = jax.vmap(jax.vmap(f, (0, 0, None)), (0, 0, None))(owns, split(slots), starts[0])
         data, mask = jax.tree.map(lambda x: x.reshape(4, *x.shape[2:]), (data, mask))
     else:
-        data, mask = jax.vmap(f, (0, 0, None))(own, slots, starts[0])
+        data, mask = jax.vmap(f, (0, 0, None))(place(own, memory), slots, starts[0])
     for k in range(4):
         rows = slots[k], starts[0], lengths[0]
         check_one(own[k], rows, windows["own"], (data["own"][k], mask["own"][k]))
@@ -262,10 +271,11 @@ def _pointers(tree):
 
 
 @pytest.mark.parametrize("same_window", [True, False])
-def test_out_is_overwritten_in_place(same_window):
+def test_out_is_overwritten_in_place(same_window, memory):
     rng = np.random.default_rng(5)
-    columns = jax.tree.map(jnp.asarray, {"a": random_values(rng, (2, 3, 7, 5), np.float32),
-                                         "b": random_values(rng, (2, 3, 7), np.uint8)})  # fmt: skip
+    shape = (2, 3, 7)
+    columns = {"a": random_values(rng, (*shape, 5), np.float32), "b": random_values(rng, shape, np.uint8)}
+    columns = place(columns, memory)
     windows = {"a": Window(-2, 4), "b": Window(-2, 4) if same_window else Window(0, 3, "head", 9)}
     first = tuple(map(jnp.asarray, random_rows(rng, (2, 3, 7), (6,))))
     second = tuple(map(jnp.asarray, random_rows(rng, (2, 3, 7), (6,))))
@@ -337,6 +347,7 @@ def test_after_is_waited_for_and_changes_nothing(batched):
     assert "tensor<3x5xf32>" in operands and "tensor<3x2xi8>" in operands
 
 
+@pytest.mark.devices(4)
 def test_a_wrong_out_spec_of_shard_map_raises():
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec, everywhere = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()

@@ -10,27 +10,32 @@ import pytest
 from gear_jax import ops
 from gear_jax.testing.ops import (
     DTYPES,
+    NOT_PINNED,
     TRANSFORMS,
     X64_DTYPES,
     assert_same_bits,
     check_scatter,
+    place,
     random_values,
     scatter_oracle,
 )
+
+MEMORIES = ("device", "pinned_host")
+PLACED = [(t, m) for t in TRANSFORMS for m in MEMORIES if m == "device" or t not in NOT_PINNED]
 
 
 def ids(*numbers):
     return jnp.asarray(numbers, jnp.int32)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transformations(transform):
-    check_scatter(ops.scatter, transform)
+@pytest.mark.parametrize(("transform", "memory"), PLACED)
+def test_transformations(transform, memory):
+    check_scatter(ops.scatter, transform, memory=memory)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype):
-    check_scatter(ops.scatter, dtypes=(dtype,), step_shape=())
+def test_dtypes(dtype, memory):
+    check_scatter(ops.scatter, dtypes=(dtype,), step_shape=(), memory=memory)
 
 
 @pytest.mark.parametrize("transform", ["eager", "jit", "vmap", "scan", "shard_map", "pmap"])
@@ -41,8 +46,8 @@ def test_64_bit_dtypes(transform):
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7])
 @pytest.mark.parametrize("step_shape", [(), (3,), (17,), (4099,)], ids=str)
-def test_step_and_batch_sizes(step_shape, rows):
-    check_scatter(ops.scatter, dtypes=("uint8",), step_shape=step_shape, rows=rows)
+def test_step_and_batch_sizes(step_shape, rows, memory):
+    check_scatter(ops.scatter, dtypes=("uint8",), step_shape=step_shape, rows=rows, memory=memory)
 
 
 @pytest.mark.parametrize("value_steps", [0, 1, 7])
@@ -57,17 +62,17 @@ def test_an_empty_batch_under_transformations(transform):
 
 
 @pytest.mark.parametrize("step", [1, 3, 17, 1031])
-def test_large_values_split_over_threads(step):
+def test_large_values_split_over_threads(step, memory):
     check_scatter(
         ops.scatter, dtypes=("uint8",), step_shape=(step,), table=(2, 9, (4 << 20) // (18 * step)), rows=17,
-        value_steps=(3 << 20) // (17 * step),
+        value_steps=(3 << 20) // (17 * step), memory=memory,
     )  # fmt: skip
 
 
-def test_a_row_longer_than_a_task():
+def test_a_row_longer_than_a_task(memory):
     rng = np.random.default_rng(0)
     column, value = random_values(rng, (1, 2, 3, 1 << 21), np.uint8), random_values(rng, (1, 2, 1 << 21), np.uint8)
-    got = jax.jit(ops.scatter)(column, ids(1), value, ids(2), ids(1))
+    got = jax.jit(ops.scatter)(place(column, memory), ids(1), value, ids(2), ids(1))
     assert_same_bits(got, scatter_oracle(column, np.array([1]), value, np.array([2]), np.array([1])))
 
 
@@ -138,21 +143,23 @@ def test_checks_name_the_row(checks):
     assert not skipped.any()
 
 
-def test_the_columns_own_memory_is_written():
-    columns = {"a": jnp.zeros((2, 2, 3), jnp.float32), "b": jnp.zeros((2, 2, 3, 5), jnp.uint8)}
+def test_the_columns_own_memory_is_written(memory):
+    columns = {"a": ops.zeros((2, 2, 3), jnp.float32, memory), "b": ops.zeros((2, 2, 3, 5), jnp.uint8, memory)}
     values = {"a": jnp.ones((1, 2), jnp.float32), "b": jnp.full((1, 2, 5), 7, jnp.uint8)}
     before = jax.tree.map(lambda x: x.unsafe_buffer_pointer(), columns)
     got = jax.jit(ops.scatter, donate_argnums=0)(columns, ids(3), values)
     assert jax.tree.map(lambda x: x.unsafe_buffer_pointer(), got) == before
     assert all(x.is_deleted() for x in jax.tree.leaves(columns))
-    np.testing.assert_array_equal(got["a"][1, 1], [1, 1, 0])
+    np.testing.assert_array_equal(np.asarray(got["a"])[1, 1], [1, 1, 0])
+    assert {x.sharding.memory_kind for x in got.values()} == {memory}
 
 
-def test_columns_that_are_not_donated_stay():
-    column = jnp.zeros((1, 2, 3), jnp.float32)
+def test_columns_that_are_not_donated_stay(memory):
+    column = ops.zeros((1, 2, 3), jnp.float32, memory)
     for run in (ops.scatter, jax.jit(ops.scatter)):
-        assert run(column, ids(0), jnp.ones((1, 3), jnp.float32)).any()
-        assert not column.any()
+        got = run(column, ids(0), jnp.ones((1, 3), jnp.float32))
+        assert got.sharding.memory_kind == memory
+        assert np.asarray(got).any() and not np.asarray(column).any()
 
 
 def test_vmap_of_the_values_alone():
@@ -161,11 +168,12 @@ def test_vmap_of_the_values_alone():
         jax.vmap(lambda v: ops.scatter(column, ids(0), v))(value)
 
 
-def test_vmap_with_some_arguments_batched():
-    column, value = jnp.zeros((3, 1, 2, 3), jnp.float32), jnp.ones((1, 3), jnp.float32)
+def test_vmap_with_some_arguments_batched(memory):
+    column, value = ops.zeros((3, 1, 2, 3), jnp.float32, memory), jnp.ones((1, 3), jnp.float32)
     got = jax.vmap(lambda c, n, t: ops.scatter(c, ids(1), value, n, ticket=t))(
         column, jnp.asarray([[0], [1], [3]], jnp.int32), jnp.zeros((3, 1), jnp.int32)
     )
+    got = np.asarray(got)
     np.testing.assert_array_equal(got[:, 0, 1], [[0, 0, 0], [1, 0, 0], [1, 1, 1]])
     assert not got[:, 0, 0].any()
 
@@ -176,6 +184,7 @@ def test_a_slot_outside_does_not_reach_the_next_table_under_vmap():
     assert not got.any()
 
 
+@pytest.mark.devices(4)
 def test_a_wrong_out_spec_of_shard_map_raises():
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec, everywhere = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()

@@ -282,7 +282,7 @@ def test_partitions_held_apart_draw_what_the_whole_table_draws(parts, stratified
     assert (seen == 1).all()
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("devices", [pytest.param(n, marks=pytest.mark.devices(n)) for n in (1, 2, 4, 8)])
 def test_draws_under_shard_map_are_those_of_one_device(devices):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("x",))
     spec, everywhere = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
@@ -317,6 +317,7 @@ def test_a_first_partition_outside_the_table_holds_nothing():
         assert (slot == -1).all() and total[0] == 8
 
 
+@pytest.mark.devices(4)
 def test_a_wrong_out_spec_of_shard_map_raises():
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec, everywhere = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.cpu
+
 SCRIPT = """
 import hashlib
 import jax, jax.numpy as jnp, numpy as np

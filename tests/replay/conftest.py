@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gear_jax as gear
+from gear_jax.testing.ops import to_numpy
 
 STEPS = 5  # T
 
@@ -37,6 +38,26 @@ def make():
 
 
 @pytest.fixture(scope="session")
+def stack():
+    """Stacks trees of arrays leaf by leaf. Columns may lie in host memory, where JAX computes nothing: NumPy does."""
+
+    def run(*trees):
+        def leaf(*x):
+            stacked = np.stack(to_numpy(x))
+            return jax.device_put(stacked, x[0].sharding) if isinstance(x[0], jax.Array) else stacked
+
+        return jax.tree.map(leaf, *trees)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def element():
+    """element(tree, v) -> element v of each leaf, as NumPy arrays."""
+    return lambda tree, v: jax.tree.map(lambda x: x[v], to_numpy(tree))
+
+
+@pytest.fixture(scope="session")
 def rows():
     """rows(trajectories, steps=T) -> the columns of numbered trajectories, as NumPy arrays."""
 
@@ -50,7 +71,7 @@ def rows():
 
 
 @pytest.fixture(scope="session")
-def filled(make, rows):
+def filled(rows):
     """filled(replay, A, lengths=3, priorities=None) -> (state, handles) with trajectories 0 ... A - 1."""
 
     def run(replay, a, lengths=3, priorities=None, key=None):
@@ -154,8 +175,8 @@ class Model:
     def check(self, replay, state):
         """Compares a state with the model."""
         length, priority = np.asarray(state.length).reshape(-1), np.asarray(state.priority).reshape(-1)
-        number = np.asarray(state.columns["number"]).reshape(len(length), -1)
-        pair = np.asarray(state.columns["pair"]).reshape(len(length), -1, 2)
+        columns = to_numpy(state.columns)
+        number, pair = columns["number"].reshape(len(length), -1), columns["pair"].reshape(len(length), -1, 2)
         np.testing.assert_array_equal(np.asarray(state.generation).reshape(-1), self.generation)
         for slot in range(len(length)):
             held = self.held.get(slot, _Held(-1, 0, np.float32(0)))
@@ -194,6 +215,6 @@ def same():
 
     def check(got, wanted):
         for (path, g), w in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_array_equal(np.asarray(g), np.asarray(w), err_msg=jax.tree_util.keystr(path))
+            np.testing.assert_array_equal(*to_numpy((g, w)), err_msg=jax.tree_util.keystr(path))
 
     return check

@@ -7,6 +7,7 @@ import pytest
 
 import gear_jax as gear
 from gear_jax.selectors import Fifo, LowestPriority, Prioritized, Uniform
+from gear_jax.testing.ops import to_numpy
 
 
 def step_of(number, t):
@@ -87,7 +88,7 @@ def test_an_open_slot_is_never_evicted(make, rows, eviction):
         assert (np.asarray(handles.slot) >= 0).sum() == 6 and (handles.slot[:15] == -1).all()
     state, handles = replay.append(state, np.arange(2, dtype=np.int32), step_of([90, 91], [1, 1]), np.ones(2, bool))
     assert set(handles.slot.tolist()) == opened
-    held = np.asarray(state.columns["number"])[0]
+    held = to_numpy(state.columns)["number"][0]
     assert [held[c, :2].tolist() for c in handles.slot.tolist()] == [[9001, 9002], [9101, 9102]]
 
 
@@ -101,7 +102,7 @@ def test_an_episode_longer_than_a_slot_goes_on_in_a_new_one(make):
         assert handles.slot[1] == -1 and handles.generation[1] == 0  # stream 7 is none
         closed += [c for c in handles.slot[:1].tolist() if c >= 0]
     assert len(closed) == 3
-    held, length = np.asarray(state.columns["number"])[0], np.asarray(state.length)[0]
+    held, length = to_numpy(state.columns)["number"][0], np.asarray(state.length)[0]
     steps = np.concatenate([held[c, : length[c]] for c in closed])
     np.testing.assert_array_equal(steps, 301 + np.arange(12))
     assert length[closed].tolist() == [5, 5, 2]
@@ -166,7 +167,7 @@ def test_a_second_step_for_a_stream_in_one_call_is_skipped():
     assert (handles.slot >= 0).tolist() == [True, False, False]
     stats = replay.stats(state)
     assert (stats["inserted"], stats["trajectories"], stats["steps"], stats["open_streams"]) == (1, 1, 1, 1)
-    assert state.columns["x"].reshape(8, 4)[handles.slot[0], 0] == 1.0
+    assert to_numpy(state.columns)["x"].reshape(8, 4)[handles.slot[0], 0] == 1.0
 
 
 def test_eviction_and_fifo_agree_on_what_is_oldest_with_streams():

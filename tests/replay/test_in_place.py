@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import gear_jax as gear
+from gear_jax.ops import _hlo
 from gear_jax.replay import _in_place
 from gear_jax.selectors import LowestPriority, Permutation, Prioritized, Uniform
-from gear_jax.testing.ops import column_sized
+from gear_jax.testing.ops import assert_calls_in_place, column_sized, to_numpy
 
 C, T, B = 16_384, 3, 4
 KEY = jax.random.key(0)
@@ -68,63 +69,51 @@ def replay_for(selector, partitions=1, **options):
     return gear.make_replay(TABLE, selector, WINDOW, partitions=partitions, **options)
 
 
-def moved(f, state):
-    """Instructions that make an array as large as the smallest array that grows with the table."""
-    index = [
-        state.length,
-        state.priority,
-        state.sums,
-        state.sequence,
-        state.generation,
-        *jax.tree.leaves(state.columns),
-    ]
+def assert_nothing_moves(f, state, index=True):
+    """Nothing as large as a column is made, nor (with `index`) as the smallest array that grows with the table."""
+    gear.assert_in_place(f, state, KEY)
     text = jax.jit(f, donate_argnums=0).lower(state, KEY).compile().as_text()
-    return column_sized(text, min(x.size * x.dtype.itemsize for x in index))
+    assert_calls_in_place(text, state.columns, jax.default_backend())
+    large = jax.tree.leaves(state.columns)
+    if index:
+        large += [state.length, state.priority, state.sums, state.sequence, state.generation]
+    assert column_sized(text, min(x.nbytes for x in large)) == []
 
 
 @pytest.mark.parametrize(
     "order", list(itertools.permutations([sample, update, add])), ids=lambda o: "-".join(f.__name__ for f in o)
 )
-def test_every_order(order):
-    replay = replay_for(Prioritized())
-    f = program(replay, order)
-    state = jax.eval_shape(replay.init)
-    gear.assert_in_place(f, state, KEY)
-    assert moved(f, state) == []
+def test_every_order(order, memory):
+    replay = replay_for(Prioritized(), memory=memory)
+    assert_nothing_moves(program(replay, order), replay.init())
 
 
 @pytest.mark.parametrize("around", [in_scan, in_cond])
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_scan_and_cond(around, partitions):
-    replay = replay_for(Prioritized(), partitions, streams=2)
-    f = around(program(replay, [sample, append, update, add, sample]))
-    state = jax.eval_shape(replay.init)
-    gear.assert_in_place(f, state, KEY)
-    assert moved(f, state) == []
+def test_scan_and_cond(around, partitions, memory):
+    replay = replay_for(Prioritized(), partitions, streams=2, memory=memory)
+    assert_nothing_moves(around(program(replay, [sample, append, update, add, sample])), replay.init())
 
 
 @pytest.mark.parametrize("selector", [Uniform(), Permutation()])
 def test_other_selectors(selector):
     replay = replay_for(selector, streams=2)
     f = in_scan(program(replay, [append, sample, add, sample]))
-    state = jax.eval_shape(replay.init)
-    gear.assert_in_place(f, state, KEY)
-    if isinstance(selector, Uniform):
-        assert moved(f, state) == []
+    # A permutation ranks the whole index.
+    assert_nothing_moves(f, replay.init(), index=isinstance(selector, Uniform))
 
 
 def test_no_column_moves_where_a_policy_ranks_the_whole_table():
     replay = replay_for(Prioritized(), 2, eviction=LowestPriority())
-    f = in_scan(program(replay, [add, update, add]))
-    gear.assert_in_place(f, jax.eval_shape(replay.init), KEY)
+    assert_nothing_moves(in_scan(program(replay, [add, update, add])), replay.init(), index=False)
 
 
 def test_a_jitted_step_is_taken_as_it_is():
     replay = replay_for(Prioritized())
     f = program(replay, [sample, add])
-    state = jax.eval_shape(replay.init)
+    state = replay.init()
     gear.assert_in_place(jax.jit(f, donate_argnums=0), state, KEY)
-    with pytest.raises(ValueError, match=r"assert_in_place: column 'a': got `copy.*Donate the state"):
+    with pytest.raises(ValueError, match=r"assert_in_place: column '[ab]': got `.*Donate the state"):
         gear.assert_in_place(jax.jit(f), state, KEY)
 
 
@@ -137,11 +126,14 @@ def test_an_old_state_that_is_used_again_is_found():
         return new, data
 
     with pytest.raises(ValueError, match=r"assert_in_place: column '[ab]'.*use each state once"):
-        gear.assert_in_place(fork, jax.eval_shape(replay.init), KEY)
+        gear.assert_in_place(fork, replay.init(), KEY)
+
+
+# What JAX's own operations make of columns is found before it runs: on a GPU, in the device's memory, where they may.
 
 
 def test_a_shared_table_under_vmap_is_found():
-    replay = replay_for(Prioritized())
+    replay = replay_for(Prioritized(), memory="device")
     keys = jax.random.split(KEY, 3)
 
     def many(state, keys):
@@ -162,7 +154,7 @@ def test_a_shared_table_under_vmap_is_found():
 
 
 def test_a_column_that_the_user_rewrites_is_found_by_name():
-    replay = replay_for(Prioritized())
+    replay = replay_for(Prioritized(), memory="device")
 
     def scaled(state, key):
         state, _ = add(replay, state, key)
@@ -179,8 +171,8 @@ def test_nothing_runs(make):
     assert not state.ticket.is_deleted()
 
 
-def test_the_memory_stays_through_a_training_loop():
-    replay = replay_for(Prioritized())
+def test_the_memory_stays_through_a_training_loop(memory):
+    replay = replay_for(Prioritized(), memory=memory)
     state = replay.init()
     before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.columns)]
     run = jax.jit(in_scan(program(replay, [add, update, sample])), donate_argnums=0)
@@ -188,14 +180,14 @@ def test_the_memory_stays_through_a_training_loop():
         state, _ = run(state, jax.random.key(i))
     assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.columns)] == before
     assert replay.stats(state)["inserted"] == 18
-    np.testing.assert_array_equal(state.columns["a"][0, :18], 1)
+    np.testing.assert_array_equal(to_numpy(state.columns)["a"][0, :18], 1)
 
 
 @pytest.mark.parametrize("program", ["SAS", "ASAS", "SASA", "SUAS", "ASUAS", "ASASAS", "USAUS", "SUSAUSA"])
-def test_a_branch_of_cond_is_in_place_in_any_order(program):
+def test_a_branch_of_cond_is_in_place_in_any_order(program, memory):
     """S samples, A adds, U updates. With ops alone such a branch needs `ops.seal`."""
     table = gear.TableSpec({"x": gear.ColumnSpec((3,), jnp.float32)}, trajectory_length=5, capacity=64)
-    replay = gear.make_replay(table, gear.selectors.Prioritized())
+    replay = gear.make_replay(table, gear.selectors.Prioritized(), memory=memory)
     rows, lengths = {"x": jnp.ones((2, 5, 3))}, jnp.full((2,), 5, jnp.int32)
 
     def branch(state):
@@ -223,43 +215,44 @@ def test_weights_that_look_like_a_column_are_not_one():
     table = gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, trajectory_length=1, capacity=256)
     replay = gear.make_replay(table)
 
-    def step(state, weights, key):  # the column is float32[1, 256, 1]
+    def step(state, weights, key):  # a column is float32[1, 256, 1]
         state, batch = replay.sample(state, key, 4)
         return state, weights * (1 + batch.data["x"].mean()), jnp.sin(weights[0])
 
-    gear.assert_in_place(step, jax.eval_shape(replay.init), jnp.ones((4, 256)), KEY)
+    gear.assert_in_place(step, replay.init(), jnp.ones((4, 256)), KEY)
 
 
 def test_states_given_by_name_are_donated():
     replay = replay_for(Prioritized())
     f = program(replay, [sample, add])
-    state = jax.eval_shape(replay.init)
+    state = replay.init()
     gear.assert_in_place(f, state=state, key=KEY)
     gear.assert_in_place(lambda key, **others: f(others["state"], key), KEY, state=state)
 
     def both(one, key, *, two):
         return f(one, key), f(two, key)
 
-    gear.assert_in_place(both, state, KEY, two=state)
+    gear.assert_in_place(both, state, KEY, two=replay.init())
     gear.assert_in_place(jax.jit(f, donate_argnames="state"), state=state, key=KEY)
-    with pytest.raises(ValueError, match="column 'a'"):
+    with pytest.raises(ValueError, match=r"column '[ab]'"):
         gear.assert_in_place(jax.jit(f), state=state, key=KEY)
 
 
 def test_columns_sorted_together_are_found():
-    replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 4, 64))
+    table = gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 4, 64)
+    replay = gear.make_replay(table, memory="device")
 
     def step(state):
         order = jax.lax.broadcasted_iota(jnp.int32, state.columns["x"].shape, 1)
         keys, order = jax.lax.sort((state.columns["x"], order), dimension=1, num_keys=1)
         return state, keys.sum(), order[0, :, 0].sum()
 
-    with pytest.raises(ValueError, match="column 'x': got `sort`"):
+    with pytest.raises(ValueError, match=r"column 'x': got `(sort|fusion)`"):
         gear.assert_in_place(step, jax.eval_shape(replay.init))
 
 
 COLUMN = {("f32", (1, 8, 4, 3)): "x"}
-COLUMN_TEXT = "f32[1,8,4,3]{3,2,1,0:T(8,128)}"
+LAYOUTS = ["{3,2,1,0:T(8,128)}", "{3,2,1,0:S(5)}", "{3,2,1,0:T(8,128)S(5)}", "{3,2,1,0}", ""]
 
 
 @pytest.mark.parametrize(
@@ -279,6 +272,12 @@ COLUMN_TEXT = "f32[1,8,4,3]{3,2,1,0:T(8,128)}"
         ("(COLUMN, COLUMN, u32[]{:S(2)}) copy-start(%p)", True),
         ("(f32[2]{0}, COLUMN, u32[]) copy-start(%p)", False),
         ("(f32[2]{0}, COLUMN) all-reduce-start(%p, %q), to_apply=%add", True),
+        ("(COLUMN, f32[1,8,4,3]{3,2,1,0}, u32[]) copy-start(f32[1,8,4,3]{3,2,1,0} %p)", True),
+        ("((COLUMN), COLUMN, s32[]) async-start(%p), calls=%wrapped_copy", True),
+        ("COLUMN async-done(%p)", False),
+        ("COLUMN dynamic-update-slice(%p, %row, %i, %zero, %zero, %zero)", True),
+        ("f32[1,1,4,3]{3,2,1,0} dynamic-slice(%p, %i), dynamic_slice_sizes={1,1,4,3}", False),
+        ("COLUMN opt-barrier(%p)", False),
         ("COLUMN copy-done(%p)", False),
         ("(s32[], COLUMN) while(%p), condition=%c, body=%b", False),
         ("(s32[], COLUMN) tuple(%p, %q)", False),
@@ -290,8 +289,9 @@ COLUMN_TEXT = "f32[1,8,4,3]{3,2,1,0:T(8,128)}"
         ('COLUMN custom-call(%p), custom_call_target="f", output_to_operand_aliasing={{}: (0, {})}', False),
     ],
 )  # fmt: skip
-def test_which_instructions_move_a_column(instruction, found):
-    line = f"  ROOT %x.1 = {instruction.replace('COLUMN', COLUMN_TEXT)}"
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_which_instructions_move_a_column(instruction, found, layout):
+    line = f"  ROOT %x.1 = {instruction.replace('COLUMN', 'f32[1,8,4,3]' + layout)}"
     got = set(_in_place.column_sized(line, COLUMN))
     assert bool(got) == found
     assert all(name == "x" and f" {opcode}(" in line for opcode, name, line in got)
@@ -300,7 +300,7 @@ def test_which_instructions_move_a_column(instruction, found):
 def test_what_a_fusion_holds_makes_no_array():
     fusion = "%fused (p: f32[1,8,4,3]) -> f32[] {\n  %y = COLUMN multiply(%p, %p)\n}\n"
     entry = "ENTRY %main (p: f32[1,8,4,3]) -> f32[] {\n  ROOT %z = f32[]{} KIND(%p), calls=%fused\n}\n"
-    text = (fusion + entry).replace("COLUMN", COLUMN_TEXT)
+    text = (fusion + entry).replace("COLUMN", "f32[1,8,4,3]{3,2,1,0:S(5)}")
     for kind, count in (("fusion", 0), ("call", 1)):
         assert len(list(_in_place.column_sized(text.replace("KIND", kind), COLUMN))) == count
 
@@ -338,3 +338,47 @@ def test_lengths_of_64_bits_do_not_wrap():
     replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 5, 8))
     state, _ = replay.add(replay.init(), {"x": np.ones((4, 5), np.float32)}, np.array([2**32 + 1, 2**40, 2, -(2**40)]))
     assert state.length.reshape(-1)[:4].tolist() == [5, 5, 2, 0]
+
+
+GPU_PROGRAM = """
+ENTRY %main.9 (column: f32[1,8,4,3], slots: s32[2]) -> (f32[2,4,3], f32[1,8,4,3]) {
+  %column.1 = f32[1,8,4,3]{3,2,1,0:S(5)} parameter(0)
+  %slots.1 = s32[2]{0} parameter(1)
+  %copy-start = (f32[1,8,4,3]{3,2,1,0}, f32[1,8,4,3]{3,2,1,0:S(5)}, u32[]) copy-start(%column.1)
+  %copy-done = f32[1,8,4,3]{3,2,1,0} copy-done(%copy-start)
+  %read = (f32[2,4,3]{2,1,0}, s32[1]{0}) custom-call(%slots.1, OPERAND), custom_call_target="gear_gather", backend_config={}
+  %ticket = s32[1]{0} get-tuple-element(%read), index=1
+  %write = f32[1,8,4,3]{3,2,1,0:S(5)} custom-call(%slots.1, /*index=1*/%column.1, %ticket), custom_call_target="gear_scatter", output_to_operand_aliasing={{}: (1, {})}
+  ROOT %tuple = (f32[2,4,3]{2,1,0}, f32[1,8,4,3]{3,2,1,0:S(5)}) tuple(%read, %write)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("operand", "moved"),
+    [
+        ("%column.1", False),
+        ("column.1", False),
+        ("f32[1,8,4,3]{3,2,1,0:S(5)} %column.1", False),
+        ("%copy-done", True),
+        ("%elsewhere", False),
+    ],
+)
+def test_a_call_on_a_copy_of_a_column_in_host_memory_is_found(operand, moved):
+    text = GPU_PROGRAM.replace("OPERAND", operand)
+    got = list(_in_place.moved(text, COLUMN))
+    assert [(target, name) for target, name, _ in got] == [("gear_gather", "x")] * moved
+    assert len(_hlo.calls(text)) == 2 and _hlo.calls(text)[1].aliased
+
+
+def test_assertions_on_the_calls_of_a_program():
+    table = gear.TableSpec({"x": gear.ColumnSpec((3,), jnp.float32)}, 4, 8)
+    column = gear.make_replay(table, memory="pinned_host").init().columns
+    good = GPU_PROGRAM.replace("OPERAND", "%column.1")
+    assert_calls_in_place(good, column, "gpu")
+    with pytest.raises(AssertionError, match=r"gear_gather: column \['x'\] is not in host memory"):
+        assert_calls_in_place(GPU_PROGRAM.replace("OPERAND", "%copy-done"), column, "gpu")
+    with pytest.raises(AssertionError, match="gear_scatter writes a copy"):
+        assert_calls_in_place(good.replace("output_to_operand_aliasing={{}: (1, {})}", "x={}"), column, "gpu")
+    with pytest.raises(AssertionError, match="no call gets a column"):
+        assert_calls_in_place("", column, "gpu")

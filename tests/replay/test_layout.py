@@ -7,6 +7,7 @@ import pytest
 
 import gear_jax as gear
 from gear_jax.selectors import Permutation, Prioritized
+from gear_jax.testing.ops import to_numpy
 
 
 def test_one_array_for_each_column_leaf_with_partitions_first(make):
@@ -39,7 +40,7 @@ def test_any_tree_of_columns():
 
 def test_trajectories_lie_contiguous_within_a_column(make, filled):
     state, handles = filled(make(partitions=2), 4, [5, 4, 3, 2])
-    flat = np.asarray(state.columns["number"]).reshape(8, 5)
+    flat = to_numpy(state.columns)["number"].reshape(8, 5)
     for i, slot in enumerate(np.asarray(handles.slot)):
         np.testing.assert_array_equal(flat[slot][: 5 - i], i * 100 + np.arange(5 - i) + 1)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gear_jax.selectors import Fifo, LowestPriority, TopK
+from gear_jax.testing.ops import to_numpy
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8])
@@ -37,7 +38,7 @@ def test_eviction_is_first_in_first_out_within_a_partition(make, rows, partition
         for a, i in enumerate(ids):
             # For P = 2, A = 3: rows 0 and 1 to partition 0, row 2 to partition 1.
             queues[a * partitions // 3].append(i)
-        held = np.asarray(state.columns["number"][:, :, 0]) // 100
+        held = to_numpy(state.columns)["number"][:, :, 0] // 100
         length = np.asarray(state.length)
         for p in range(partitions):
             assert sorted(held[p][length[p] > 0].tolist()) == sorted(queues[p])
@@ -71,7 +72,7 @@ def test_a_batch_larger_than_the_table_keeps_the_last_rows(make, rows):
     state, handles = replay.add(replay.init(), rows(range(21)), np.full(21, 2, np.int32))
     assert (np.asarray(handles.slot)[:13] == -1).all() and (np.asarray(handles.generation)[:13] == 0).all()
     assert sorted(np.asarray(handles.slot)[13:].tolist()) == list(range(8))
-    held = np.asarray(state.columns["number"][0, :, 0]) // 100
+    held = to_numpy(state.columns)["number"][0, :, 0] // 100
     np.testing.assert_array_equal(held[np.asarray(handles.slot)[13:]], np.arange(13, 21))
     got = replay.stats(state)
     assert (got["inserted"], got["evicted"], got["trajectories"]) == (21, 13, 8)
@@ -130,5 +131,5 @@ def test_partitions_that_divide_decide_alike(make, rows, same):
     for partitions in (1, 2, 4, 8):
         replay = make(partitions=partitions)
         state, _ = replay.add(replay.init(), rows(range(8)), np.arange(8, dtype=np.int32) % 5 + 1)
-        held.append(np.sort(np.asarray(state.columns["number"])[..., 0].reshape(-1)))
+        held.append(np.sort(to_numpy(state.columns)["number"][..., 0].reshape(-1)))
     same(held[1:], [held[0]] * 3)

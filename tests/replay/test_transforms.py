@@ -1,4 +1,6 @@
-"""The functions under jit, scan, cond and vmap, donated and not; x64; keys of both kinds."""
+"""The functions under jit, scan, cond and vmap, donated and not, in both kinds of memory; x64; keys of both kinds."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +9,22 @@ import pytest
 
 import gear_jax as gear
 from gear_jax.selectors import Permutation, Prioritized
+from gear_jax.testing.ops import to_numpy
 
 FOUR = np.full(4, 3, np.int32)
+
+
+@pytest.fixture
+def make(make, memory):
+    return functools.partial(make, memory=memory)
+
+
+def kinds(state):
+    """The memory that each column lies in, by its sharding and by its type."""
+    types = {"pinned_host": jax.memory.Space.Host, "device": jax.memory.Space.Device}
+    columns = jax.tree.leaves(state.columns)
+    assert [jax.typeof(x).memory_space for x in columns] == [types[x.sharding.memory_kind] for x in columns]
+    return {x.sharding.memory_kind for x in columns}
 
 
 def a_step(replay, rows):
@@ -28,7 +44,7 @@ def replay(make, request):
     return make(request.param, partitions=2, windows=gear.Window(-1, 3))
 
 
-def test_jit_and_scan_equal_calls(replay, rows, filled, same):
+def test_jit_and_scan_equal_calls(replay, rows, filled, same, memory):
     step = a_step(replay, rows)
     keys = jax.random.split(jax.random.key(1), 3)
     state, _ = filled(replay, 8)
@@ -39,9 +55,10 @@ def test_jit_and_scan_equal_calls(replay, rows, filled, same):
         outs.append(out)
     same(state, end)
     same(jax.tree.map(lambda *x: jnp.stack(x), *outs), scanned)
+    assert kinds(state) == kinds(end) == {memory}
 
 
-def test_cond(make, rows, filled, same):
+def test_cond(make, rows, filled, same, memory):
     replay = make(Prioritized())
     step = a_step(replay, rows)
 
@@ -52,27 +69,44 @@ def test_cond(make, rows, filled, same):
     run = jax.jit(maybe)
     same(run(state, False, jax.random.key(1)), state)
     taken = run(state, True, jax.random.key(1))
+    assert kinds(taken) == {memory}
     same(taken, step(state, jax.random.key(1))[0])
 
 
-def test_vmap_over_states(replay, rows, filled, same):
+def test_vmap_over_states(replay, rows, filled, same, stack, element, memory):
     """One table for each seed."""
     step = a_step(replay, rows)
     keys = jax.random.split(jax.random.key(1), 2)
     states = [filled(replay, 8)[0], filled(replay, 4, [1, 2, 3, 4], key=jax.random.key(9))[0]]
-    batched = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    got = jax.jit(jax.vmap(step))(batched, keys)
+    got = jax.jit(jax.vmap(step))(stack(*states), keys)
+    assert kinds(got[0]) == {memory}
     for v in range(2):
-        same(jax.tree.map(lambda x, v=v: x[v], got), step(states[v], keys[v]))
+        same(element(got, v), step(states[v], keys[v]))
 
 
-def test_init_under_jit_and_vmap(make, same):
+def test_init_under_jit_and_vmap(make, same, element, memory):
     replay = make(Permutation(), partitions=2, windows=gear.Window(-1, 3))
-    keys = jax.random.split(jax.random.key(1), 2)
-    got = jax.jit(jax.vmap(replay.init))(keys)
-    for v in range(2):
-        same(jax.tree.map(lambda x, v=v: x[v], got), jax.jit(replay.init)(keys[v]))
-        same(jax.tree.map(lambda x, v=v: x[v], got), replay.init(keys[v]))
+    keys = jax.random.split(jax.random.key(1), 4)
+    twice = jax.jit(jax.vmap(jax.vmap(replay.init)))(keys.reshape(2, 2))
+    for got in (jax.jit(jax.vmap(replay.init))(keys), jax.vmap(replay.init)(keys), jax.tree.map(_flat, twice)):
+        assert kinds(got) == {memory}
+        for v in range(4):
+            same(element(got, v), jax.jit(replay.init)(keys[v]))
+            same(element(got, v), replay.init(keys[v]))
+    for got in (replay.init(), jax.jit(replay.init)(), jax.jit(lambda: replay.init(keys[0]))()):
+        assert kinds(got) == {memory}
+
+
+def _flat(x):
+    return jax.device_put(to_numpy(x).reshape(-1, *x.shape[2:]), x.sharding)
+
+
+def test_a_table_that_is_made_and_used_in_one_program(make, rows, same, memory):
+    replay = make(Prioritized())
+    step = a_step(replay, rows)
+    end, _ = jax.jit(lambda: step(replay.init(), jax.random.key(1)))()
+    assert kinds(end) == {memory}
+    same(end, step(replay.init(), jax.random.key(1))[0])
 
 
 def test_calls_consume_the_state_and_say_so(make, rows, filled):
@@ -80,7 +114,7 @@ def test_calls_consume_the_state_and_say_so(make, rows, filled):
     state, handles = filled(replay, 4)
     pointer = state.columns["pair"].unsafe_buffer_pointer()
     new, s = replay.sample(state, jax.random.key(0), 6)
-    assert new.columns["pair"].unsafe_buffer_pointer() == pointer and state.columns["pair"].is_deleted()
+    assert new.columns["pair"].unsafe_buffer_pointer() == pointer and state.ticket.is_deleted()
     calls = [
         lambda: replay.sample(state, jax.random.key(0), 6),
         lambda: replay.add(state, rows(range(4)), FOUR),
@@ -106,7 +140,7 @@ def test_a_state_consumed_by_the_users_own_jit_is_recognised(make, filled):
         replay.sample(state, jax.random.key(0), 6)
 
 
-def test_without_donation_old_states_stay(make, rows, same):
+def test_without_donation_old_states_stay(make, rows, same, memory):
     replay = make(Prioritized(), donate=False)
     empty = replay.init()
     state, handles = replay.add(empty, rows(range(4)), FOUR)
@@ -116,12 +150,13 @@ def test_without_donation_old_states_stay(make, rows, same):
     changed = replay.update_priorities(state, handles, np.zeros(4, np.float32))
     assert replay.can_sample(state) and not replay.can_sample(changed) and not replay.can_sample(empty)
     assert replay.stats(empty)["trajectories"] == 0
+    for one in (empty, state, after, again, changed):
+        assert kinds(one) == {memory}
 
 
 def test_sampling_changes_no_priority_and_no_column(replay, filled, same):
     state, _ = filled(replay, 8)
-    before = jax.tree.map(np.asarray, state)
-    before = before.replace(columns=jax.tree.map(np.copy, before.columns))
+    before = to_numpy(state)
     state, s = replay.sample(state, jax.random.key(0), 6)
     assert int(s.valid.sum()) == 6
     for name in ("columns", "length", "generation", "sequence", "priority", "mass", "sums", "max_priority", "cursor"):
@@ -154,12 +189,12 @@ def test_typed_and_legacy_keys_draw_alike(make, filled, same):
 
 
 @pytest.mark.parametrize("selector", [Prioritized(), Permutation()])
-def test_x64(rows, selector, pairs):
+def test_x64(rows, selector, pairs, memory):
     wanted = None
     for x64 in (False, True):
         with jax.enable_x64(x64):
             columns = {"number": gear.ColumnSpec((), np.int32), "pair": gear.ColumnSpec((2,), np.float64)}
-            options = {"partitions": 2, "streams": 1, "windows": gear.Window(-1, 3)}
+            options = {"partitions": 2, "streams": 1, "windows": gear.Window(-1, 3), "memory": memory}
             replay = gear.make_replay(gear.TableSpec(columns, 5, 8), selector, **options)
             state = replay.init()
             assert state.columns["pair"].dtype == (np.float64 if x64 else np.float32)
@@ -197,11 +232,11 @@ def test_short_and_empty_batches(make, rows):
     assert handles.slot.shape == (0,) and replay.stats(state)["trajectories"] == 2
 
 
-def test_checks_refuse_nothing_that_is_right(make, rows, monkeypatch):
+def test_checks_refuse_nothing_that_is_right(rows, monkeypatch, memory):
     """GEAR_JAX_CHECKS=1: the -1s that the library itself makes are no faults."""
     monkeypatch.setenv("GEAR_JAX_CHECKS", "1")
     columns = {"number": gear.ColumnSpec((), np.int32), "pair": gear.ColumnSpec((2,), np.float32)}
-    replay = gear.make_replay(gear.TableSpec(columns, 5, 8), Prioritized(), streams=1)
+    replay = gear.make_replay(gear.TableSpec(columns, 5, 8), Prioritized(), streams=1, memory=memory)
     state = replay.init()
     state, s = replay.sample(state, jax.random.key(0), 6)
     state = replay.update_priorities(state, s.handles, np.ones(6, np.float32))
@@ -225,9 +260,9 @@ def test_keys_of_every_implementation_give_batches_of_their_own(impl):
     assert len(seen) == 5
 
 
-def test_out_takes_the_memory_of_the_last_sample_in_jit_and_scan():
+def test_out_takes_the_memory_of_the_last_sample_in_jit_and_scan(memory):
     columns = {"x": gear.ColumnSpec((3,), jnp.float32), "y": gear.ColumnSpec((), jnp.int32)}
-    replay = gear.make_replay(gear.TableSpec(columns, 5, 16))
+    replay = gear.make_replay(gear.TableSpec(columns, 5, 16), memory=memory)
     rows = {"x": jnp.arange(16 * 5 * 3, dtype=jnp.float32).reshape(16, 5, 3), "y": jnp.ones((16, 5), jnp.int32)}
     state, _ = replay.add(replay.init(), rows, jnp.full((16,), 5, jnp.int32))
     state, last = replay.sample(state, jax.random.key(0), 8)  # both masks are handed on, so they must be two arrays

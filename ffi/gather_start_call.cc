@@ -1,0 +1,62 @@
+#include "ffi/gather_start_call.h"
+
+#include <cstring>
+#include <string>
+
+namespace gear_jax {
+namespace {
+
+namespace ffi = xla::ffi;
+
+ffi::Error Mismatch(const std::string& what, size_t got, const std::string& wanted) {
+  return InvalidArgument("gear_gather_done: " + what, got, wanted,
+                         "Call gear_jax.ops.gather_done, which prepares the operands.");
+}
+
+}  // namespace
+
+ffi::ErrorOr<GatherDoneOperands> ReadGatherDone(ffi::Buffer<ffi::S32> handle, ffi::RemainingRets rets,
+                                                Int64s pad_values) {
+  const size_t columns = pad_values.size() / 2;
+  if (handle.element_count() != 4) {
+    return ffi::Unexpected(Mismatch("elements of the handle", handle.element_count(), "4"));
+  }
+  if (rets.size() != 2 * columns + 1) {
+    return ffi::Unexpected(Mismatch("results", rets.size(), std::to_string(2 * columns + 1)));
+  }
+  GatherDoneOperands read;
+  read.handle = handle.typed_data();
+  for (size_t i = 0; i < 2 * columns; ++i) {
+    auto out = rets.get<ffi::AnyBuffer>(i);
+    if (!out) return ffi::Unexpected(out.error());
+    StagedPart part;
+    part.out = static_cast<uint8_t*>((*out)->untyped_data());
+    part.bytes = static_cast<int64_t>((*out)->size_bytes());
+    if (i < columns) {
+      part.value_bytes = ffi::ByteWidth((*out)->element_type());
+      std::memcpy(part.pad_value.data(), &pad_values[2 * i], 16);
+    }
+    read.parts.push_back(part);
+  }
+  auto ok = rets.get<ffi::Buffer<ffi::PRED>>(2 * columns);
+  if (!ok) return ffi::Unexpected(ok.error());
+  read.ok = (*ok)->typed_data();
+  return read;
+}
+
+ffi::Error CheckDepth(int64_t depth) {
+  if (depth >= 1) return ffi::Error::Success();
+  return InvalidArgument("gear_gather_start: depth", depth, "at least 1",
+                         "Call gear_jax.ops.gather_start, which checks it.");
+}
+
+ffi::Error NoStagingMemory(int64_t bytes, const char* where, int64_t queue, int64_t depth, const char* why,
+                           const char* fix) {
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "gather_start: staging memory: got none (" + std::string(why) +
+                                                            "), wanted " + std::to_string(bytes) + " bytes of " +
+                                                            where + " for one of " + std::to_string(depth) +
+                                                            " gathers in flight of queue " + std::to_string(queue) +
+                                                            ", to hold its data until gather_done. " + fix);
+}
+
+}  // namespace gear_jax
