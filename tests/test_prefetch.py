@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 import gear_jax as gear
 from gear_jax import ops
 from gear_jax.selectors import Prioritized
-from gear_jax.testing.ops import assert_same_bits
+from gear_jax.testing.ops import assert_same_bits, to_numpy
 
 B, T, C = 4, 3, 8
 KEY = jax.random.key(7)
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.loader is None)
     @rule(size=st.integers(1, 3))
     def open(self, size):
-        state = jax.tree.map(jnp.array, self.state)
+        state = REPLAY.place(jax.tree.map(jnp.array, to_numpy(self.state)))
         self.loader, self.size, self.drawn, self.expected = gear.prefetch(REPLAY, state, KEY, B, size=size), size, 0, []
 
     @precondition(lambda self: self.loader is not None)
@@ -238,7 +238,7 @@ class Machine(RuleBasedStateMachine):
         self.loader.close()
         if self.expected or self.drawn:
             same(self.loader.state, self.state)
-        self.state = jax.tree.map(jnp.array, self.loader.state)
+        self.state = REPLAY.place(jax.tree.map(jnp.array, to_numpy(self.loader.state)))
         self.loader = None
 
     def teardown(self):

@@ -31,9 +31,15 @@ class Plan:
     pad_values: tuple[bytes, ...]
     checks: bool
     rows: bool = False  # columns are [P, S, *shape]: no steps, so no window dimension and no masks in the result
+    tables: int = 0  # how many dimensions of batches of tables come before [P, S]
     order: bool | None = None
     blocks: int | None = None
     layouts: tuple[Layout | None, ...] = ()  # of the columns that are given by address; (): none is
+
+    @property
+    def lead(self) -> int:
+        """The dimensions of a column before a step's own."""
+        return self.tables + (2 if self.rows else 3)
 
     def layout(self, i: int) -> Layout | None:
         """That of column i, or None if it is an array."""
@@ -267,9 +273,9 @@ def _call(plan: Plan):
                 continue
             slots_now = flat[0]
             if kind:  # tables become partitions: slot c of table v is slot v * C + c
+                # As they are, not reshaped: in host memory nothing but our own calls may touch them.
                 slots_now = _registry.fold_slots(ids_in[0], plan.slots).reshape(size * n)
-                cols = [c.reshape(size * c.shape[1], *c.shape[2:]) for c in cols]
-                sub = dataclasses.replace(sub, slots=size * plan.slots)
+                sub = dataclasses.replace(sub, slots=size * plan.slots, tables=plan.tables + 1)
             got, got_masks, first = _call(sub)(slots_now, flat[1], flat[2], first, cols, [ticket, *after], [])
             for i, x in zip(index, got, strict=True):
                 data[i] = x.reshape(size, n, *x.shape[1:])
@@ -297,7 +303,7 @@ def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
     n = slots.shape[0]
     tables = [plan.layout(i) or c for i, c in enumerate(columns)]
     results = [
-        jax.ShapeDtypeStruct((n, *c.shape[2:]) if plan.rows else (n, w, *c.shape[3:]), c.dtype)
+        jax.ShapeDtypeStruct((n, *([] if plan.rows else [w]), *c.shape[plan.lead :]), c.dtype)
         for c, w in zip(tables, plan.lengths, strict=True)
     ]
     results += [] if plan.rows else [jax.ShapeDtypeStruct((n, w), jnp.bool_) for w in plan.lengths]
@@ -338,7 +344,7 @@ def attributes(plan: Plan, columns, rows: int) -> dict[str, Any]:
         "anchored": np.asarray(plan.anchored, np.int64),
         "pads": np.asarray(plan.pads, np.int64),
         "pad_values": np.frombuffer(b"".join(plan.pad_values), np.int64),
-        "lead": np.int64(2 if plan.rows else 3),
+        "lead": np.int64(plan.lead),
         "masks": not plan.rows,
         "ordered": _order_pays(plan, columns, rows) if plan.order is None else plan.order,
         "blocks": np.int64(blocks),

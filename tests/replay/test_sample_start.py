@@ -11,7 +11,7 @@ import pytest
 
 import gear_jax as gear
 from gear_jax.selectors import Fifo, Permutation, Prioritized, TopK, Uniform
-from gear_jax.testing.ops import column_sized
+from gear_jax.testing.ops import column_sized, to_numpy
 
 B = 6
 WINDOW = gear.Window(-1, 3)
@@ -26,8 +26,8 @@ def two_calls(replay, state, k, batch_size=B, **options):
     return state, replay.sample_done(pending)
 
 
-def copied(tree):
-    return jax.tree.map(jnp.array, tree)
+def copied(replay, state):
+    return replay.place(jax.tree.map(jnp.array, to_numpy(state)))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_equals_sample(make, filled, same, selector, traced):
         f, g = replay.sample, lambda s, k, b: two_calls(replay, s, k, b)
         if traced:
             f, g = jax.jit(f, static_argnums=2), jax.jit(g, static_argnums=2)
-        wanted = f(copied(state), key(batch_size), batch_size)
+        wanted = f(copied(replay, state), key(batch_size), batch_size)
         state, got = g(state, key(batch_size), batch_size)
         same((state, got), wanted)
 
@@ -58,7 +58,7 @@ def test_an_empty_table(replay, same):
 
 def test_calls_in_between_do_not_change_it(replay, filled, rows, same):
     state, _ = filled(replay, 8)
-    _, wanted = replay.sample(copied(state), key(), B)
+    _, wanted = replay.sample(copied(replay, state), key(), B)
     state, pending = replay.sample_start(state, key(), B)
     state, _ = replay.add(state, rows(range(100, 108)), np.full(8, 4, np.int32))
     state = replay.update_priorities(state, pending.handles, jnp.full(B, 9.0))
@@ -91,7 +91,7 @@ def test_overlapped_in_a_scan(replay, filled, rows, same):
         return (learn(state, sample, k), following), sample
 
     run = jax.jit(lambda s, ks: jax.lax.scan(serial, replay.sample(s, ks[0], B), ks[1:]))
-    wanted = run(copied(state), keys)
+    wanted = run(copied(replay, state), keys)
     run = jax.jit(lambda s, ks: jax.lax.scan(overlapped, replay.sample_start(s, ks[0], B), ks[1:]))
     (state, pending), samples = run(state, keys)
     same((state, replay.sample_done(pending)), wanted[0])
@@ -144,7 +144,7 @@ def test_each_replay_has_a_queue_of_its_own(filled):
 
 def test_pending_samples_are_a_pytree(replay, filled, same):
     state, _ = filled(replay, 8)
-    _, wanted = replay.sample(copied(state), key(), B)
+    _, wanted = replay.sample(copied(replay, state), key(), B)
     state, pending = replay.sample_start(state, key(), B)
     assert max(x.size for x in jax.tree.leaves(pending)) == B
     leaves, tree = jax.tree.flatten(jax.jit(lambda p: p)(pending))
