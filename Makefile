@@ -56,7 +56,8 @@ $(installed)-test: $(sources) | $(VENV)/pyvenv.cfg
 demo: $(installed)-demo
 	@if nvidia-smi -L >/dev/null 2>&1 && \
 	  $(bin)/python -c 'from gear_jax import _native; raise SystemExit(_native.load("CUDA") is None)'; then \
-	  $(install) 'jax[cuda13]$(addprefix ==,$(JAX))'; fi
+	  cuda=$$($(bin)/python -c 'from gear_jax import _native; print(min(13, _native.load("CUDA").driver_version() // 1000))') && \
+	  $(install) "jax[cuda$$cuda]$(addprefix ==,$(JAX))"; fi
 	$(bin)/python examples/decision_transformer.py $(DEMO_ARGS)
 
 test: $(installed)-test

@@ -54,6 +54,8 @@ RegistryFault MakeStale(RegisteredMemory* list, const std::vector<int32_t>& entr
     // The sequence alone: a kernel may be reading the rest.
     if (error == cudaSuccess) error = cudaMemsetAsync(&list[entry].sequence, 0, sizeof(int64_t), stream);
   }
+  // Stale first: the wait for the device does not cover kernels that come while it runs.
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
   return error == cudaSuccess ? RegistryFault{} : Failed(error, "waiting for the device");
 }

@@ -83,7 +83,9 @@ StagingFault DeviceStaging::Reserve(int32_t number, Entry& entry, int64_t bytes,
     cudaGetLastError();  // else it would show up as another call's
     return {error, "allocating staging memory", bytes};
   }
-  error = cudaMemset(memory, 0, bytes);  // parts are read in whole chunks, and the last may have bytes to spare
+  // Parts are read in whole chunks, and the last may have bytes to spare. On the caller's stream, which all that
+  // follows is ordered behind.
+  error = cudaMemsetAsync(memory, 0, bytes, stream);
   if (error != cudaSuccess) {
     cudaFree(memory);
     return {error, "clearing staging memory", bytes};
@@ -144,6 +146,8 @@ StagingFault DeviceStaging::ReleaseHere(int64_t queue) {
   for (const auto& [number, memory] : unused) {
     if (error == cudaSuccess) error = LaunchStagingForget(number, stream_);
   }
+  // Stale first: the wait for the device does not cover kernels that come while it runs.
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
   for (const auto& [number, memory] : unused) {
     if (error == cudaSuccess) error = cudaFree(memory);

@@ -8,7 +8,7 @@
 namespace gear_jax {
 namespace {
 
-constexpr int kEntries = 32;  // of a launch
+constexpr int kEntries = 31;  // of a launch
 
 // Columns come first, then masks; tiles are counted over each kind.
 struct GatherParams {
@@ -22,6 +22,8 @@ struct GatherParams {
   int64_t first_mask_tile[kEntries + 1];  // of masks
   GatherEntry entry[kEntries];
 };
+// More takes CUDA 12.1 and a driver to match.
+static_assert(sizeof(GatherParams) <= 4096, "kernel parameters of CUDA 12.0");
 
 __device__ void MaskTile(const GatherRows& rows, const GatherEntry& entry, int64_t first_unit) {
   const int64_t units = (rows.rows * entry.row_bytes + 15) / 16;

@@ -20,7 +20,7 @@ struct GatherLaunch {
 };
 
 // Reads the call's rows. All pointers are the device's, or those of mapped host memory. Enqueues one kernel for every
-// 32 columns and masks; neither allocates nor waits.
+// 31 columns and masks; neither allocates nor waits.
 cudaError_t LaunchGather(const GatherCall& call, const GatherLaunch& launch, cudaStream_t stream);
 
 }  // namespace gear_jax

@@ -15,6 +15,7 @@ struct ScatterParams {
   int64_t first_tile[kEntries + 1];
   ScatterEntry entry[kEntries];
 };
+static_assert(sizeof(ScatterParams) <= 4096, "kernel parameters of CUDA 12.0");
 
 __global__ void __launch_bounds__(kThreads) ScatterKernel(const __grid_constant__ ScatterParams params) {
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);

@@ -84,6 +84,7 @@ struct CopyParams {
   int64_t first_tile[kCopies + 1];
   CopyEntry entry[kCopies];
 };
+static_assert(sizeof(CopyParams) <= 4096, "kernel parameters of CUDA 12.0");
 
 __global__ void __launch_bounds__(kThreads) CopyKernel(const __grid_constant__ CopyParams params) {
   const uint8_t* const memory = *params.ok ? entries[params.handle[0]].memory : nullptr;

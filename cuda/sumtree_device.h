@@ -73,7 +73,8 @@ GEAR_JAX_HD_INLINE Children ChildrenOf(const DeviceTree& tree, int64_t partition
 //   Write   the write that finds its own number there is the last one, and sets the leaf;
 //   Form    level by level, sums are formed anew.
 // The numbers stand where the masses do, as bits of NaNs which, taken for whole numbers, are larger than those of every
-// other float and of the NaN that x86 makes. So no memory is needed, and whatever the masses were does not matter.
+// other float and of the NaN that x86 makes. So no memory is needed, and the masses may have been anything but a NaN
+// with bits above 0xFFC00000, which no priority and no zeroed table has.
 struct DeviceWrites {
   static constexpr int64_t kMarks = (1 << 22) - 1;  // so many writes can be told apart at a time
 

@@ -12,12 +12,14 @@ std::string AddressFaultText(const std::string& what, AddressFault fault, int64_
   };
   switch (fault) {
     case AddressFault::kForeign:
-      return text("an address that no memory of this process has", "one that gear_jax.external gave out here",
-                  "Take the addresses again: they can be neither saved nor sent to another process.");
+      return text(
+          "an address that no memory of this process has", "one that gear_jax.external gave out here",
+          "Take the addresses again: they can be neither saved nor sent to another process, and on a GPU those of "
+          "memory of the CPU are none (take those of an array in pinned_host, or pass device=).");
     case AddressFault::kFreed:
       return text("the address of a table that was closed or freed", "one of a table that is still there",
                   "Keep the External, or the Addresses, until the last gather has run; take the addresses of the next "
-                  "table anew.");
+                  "table anew (for a GPU those of an array in pinned_host: memory of the CPU has none there).");
     case AddressFault::kSmall:
       return text("the address of " + (have < 0 ? "fewer" : std::to_string(have)) + " bytes",
                   bytes < 0 ? "all that the column has" : std::to_string(bytes),

@@ -44,12 +44,13 @@ ffi::Error ScatterCuda(cudaStream_t stream, S32 slot, S32 start, S32 length, S32
     ffi::Error error = CheckOnHost(call, stream);
     if (error.failure()) return error;
   }
-  cudaError_t error = CopyMoved(read->moved, stream);
-  if (error == cudaSuccess && in_flight && call.rows > 0) {
+  cudaError_t error = cudaSuccess;
+  if (in_flight && (call.rows > 0 || !read->moved.empty())) {
     FlightSet tables;
     for (const ScatterColumn& column : call.columns) tables.Add(column.table);
     error = LaunchFlightsWait(tables, stream);
   }
+  if (error == cudaSuccess) error = CopyMoved(read->moved, stream);
   if (error == cudaSuccess) error = LaunchScatter(call, static_cast<int>(blocks), stream);
   return error == cudaSuccess ? ffi::Error::Success() : CudaFailed("scatter", Sizes(call), error);
 }

@@ -132,9 +132,11 @@ class Prefetcher:
             )
             self._flights.append(_InFlight(pending, self._clock, self._state.columns))
         oldest = self._flights[0]
+        # Without donation nothing else keeps the columns until they have been read. Donated, they are the state's.
+        columns = () if self._replay.donate else oldest.columns
         self._state, (sample, following) = self._replay._run(
-            "sample_next", _sample.start_next, self._state, oldest.pending, self._next_key(), self._batch_size, queue,
-            self._size,
+            "sample_next", _sample.start_next, self._state, oldest.pending, columns, self._next_key(),
+            self._batch_size, queue, self._size,
         )  # fmt: skip
         self._flights.popleft()
         self._flights.append(_InFlight(following, self._clock, self._state.columns))

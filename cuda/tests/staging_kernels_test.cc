@@ -41,7 +41,7 @@ class StagingKernels : public ::testing::Test {
     cudaError_t error;
     staging_ = DeviceStaging::Current(&error);
     ASSERT_CUDA(error);
-    ASSERT_CUDA(cudaStreamCreate(&stream_));
+    ASSERT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));  // as XLA's are
   }
   void TearDown() override {
     if (stream_ == nullptr) return;

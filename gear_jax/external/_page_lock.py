@@ -54,12 +54,12 @@ class PageLock:
     def release(self) -> None:
         """Unlocks the pages if no other table has them. Again: does nothing."""
         with _mutex:
-            pages, self._pages = self._pages, None
+            pages = self._pages
             if pages is None:
                 return
+            if pages.tables == 1:
+                if pages.ours:
+                    _cupy.page_unlock(pages.begin)  # first: where it fails, the pages are still locked
+                _locked.remove(pages)
             pages.tables -= 1
-            if pages.tables > 0:
-                return
-            _locked.remove(pages)
-            if pages.ours:
-                _cupy.page_unlock(pages.begin)
+            self._pages = None

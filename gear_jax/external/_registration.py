@@ -109,18 +109,27 @@ def collect() -> None:
     except BaseException:
         _left.extend(resources)
         raise
-    for r in resources:
-        if not r.free():
-            leave(r)
+    while resources:
+        resource = resources.pop()
+        try:
+            freed = resource.free()
+        except BaseException:
+            _left.extend([resource, *resources])
+            raise
+        if not freed:
+            leave(resource)
 
 
 def check() -> None:
     """Frees what closed or forgotten tables still hold, and reports what gathers on GPUs found wrong with an address.
 
+    Waits for the programs of which a result is still there.
+
     Raises:
       ValueError: if a gather on a GPU got the address of a table that was not there any more, or was none. Its rows
         are padding, with a mask that is False. Each fault is reported once, here or by the next gather by address.
     """
+    settle()
     collect()
     module = _module("CUDA")
     fault = module.take_address_fault() if module is not None else ""

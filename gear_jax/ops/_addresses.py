@@ -28,8 +28,9 @@ class Addresses:
     it. So a program reads a column that it could not take as an argument: one in `pinned_host` under pmap, another
     device's shard, memory that JAX did not allocate.
 
-    The words are a number that the library looks up, no pointer: where the memory is not there any more, the gather
-    fails and touches nothing.
+    The words are a number that the library looks up, no pointer: where the memory was given up through
+    `gear_jax.external`, the gather fails and touches nothing. Words without an owner are not checked after an array of
+    JAX's was donated or deleted: they read what lies there now.
 
     The object keeps the memory alive, as long as it is the one that `gear_jax.external` returned, or was made from
     it by `shard` or `dataclasses.replace`. What comes out of a transformation names the memory and keeps nothing.

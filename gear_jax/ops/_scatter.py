@@ -70,7 +70,9 @@ def scatter(
     return tree.unflatten(_by_memory(call, slots, starts, lengths, ticket, leaves, rows))
 
 
-def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Array | None = None) -> Any:
+def scatter_rows(
+    fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Array | None = None, in_flight: bool = True
+) -> Any:
     """Writes one entry to each of `slots` of arrays without steps, in place, as `scatter` does with columns.
 
     Args:
@@ -78,6 +80,7 @@ def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Arra
       slots: `int32[A]`; a slot outside [0, P * S) is skipped; none may come twice.
       values: a tree like `fields` with leaves `[A, *shape]` of the same dtypes.
       ticket: `int32[1]` of the last read.
+      in_flight: whether a `gather_start` may be reading the arrays, so that the write waits; False saves a launch.
 
     Returns:
       The arrays after the write. Transformations as `scatter`.
@@ -93,7 +96,7 @@ def scatter_rows(fields: Any, slots: jax.Array, values: Any, *, ticket: jax.Arra
                 f"values[{i}]", got=f"{v.dtype}{list(v.shape)}", wanted=wanted, fix="Give one entry for each slot."
             )
     zero = jnp.zeros_like(slots)
-    call = _call(p * s, 1, False, in_flight=False)
+    call = _call(p * s, 1, False, in_flight=in_flight)
     return tree.unflatten(_by_memory(call, slots, zero, zero + 1, _registry.ticket(ticket), leaves, rows))
 
 

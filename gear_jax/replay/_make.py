@@ -352,7 +352,7 @@ _CHANGED = {
 }
 _STATE_ALONE = ("update_priorities",)  # others return something beside it
 # Arguments of the compiled call that are static: batch sizes, queues, depths.
-_STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (4, 5, 6)}
+_STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (5, 6, 7)}
 _done = jax.jit(_sample.done)
 
 

@@ -68,10 +68,11 @@ def done(pending: PendingSample, after: Any = ()) -> Sample:
 
 
 def start_next(
-    config: Config, state: ReplayState, pending: PendingSample, key: jax.Array, batch_size: int, queue: int, depth: int
+    config: Config, state: ReplayState, pending: PendingSample, columns: Any, key: jax.Array, batch_size: int,
+    queue: int, depth: int,
 ) -> tuple[ReplayState, tuple[Sample, PendingSample]]:
-    """Ends one sample and starts another in its place."""
-    sample = done(pending)
+    """Ends one sample and starts another in its place. `columns`: what must live until the first has been read."""
+    sample = done(pending, after=columns)
     state, following = start(config, state, key, batch_size, queue, depth, after=sample.valid)
     return state, (sample, following)
 

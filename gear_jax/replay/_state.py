@@ -245,7 +245,7 @@ def after_reads(state: ReplayState) -> ReplayState:
 def write_rows(state: ReplayState, slots: jax.Array, **rows: jax.Array) -> ReplayState:
     """Sets fields of `[P, S]` at slots `int32[K]` (-1: none), in place, after all reads that the ticket stands for."""
     fields = {name: getattr(state, name) for name in rows}
-    state = state.replace(**ops.scatter_rows(fields, slots, rows, ticket=state.ticket))
+    state = state.replace(**ops.scatter_rows(fields, slots, rows, ticket=state.ticket, in_flight=False))
     note_written(state.generation)
     return state
 
