@@ -17,6 +17,7 @@ import pytest
 
 import gear_jax as gear
 from gear_jax import _checkpoint_items, checkpoint
+from gear_jax.testing.ops import to_numpy
 
 COLUMNS = {
     "observation": gear.ColumnSpec((3,), jnp.float32),
@@ -59,13 +60,8 @@ def work(replay, state, seed, calls=3):
     return state, seen
 
 
-def numpy(x) -> np.ndarray:
-    """A copy: a column in a GPU's host memory that NumPy has looked at cannot be written in place any more."""
-    return np.array(jax.device_put(x, jax.memory.Space.Device) if isinstance(x, jax.Array) else x)
-
-
 def same(a, b) -> bool:
-    equal = jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(numpy(x), numpy(y)), a, b)
+    equal = jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), to_numpy(a), to_numpy(b))
     return jax.tree.all(equal)
 
 
@@ -127,7 +123,7 @@ def test_every_dtype(tmp_path):
     replay = gear.make_replay(gear.TableSpec(columns, 5, 4))
     state, _ = replay.add(replay.init(), *rows(3, 0, columns))
     checkpoint.save(tmp_path, 0, state, replay)
-    bits = lambda s: [numpy(x).tobytes() for x in jax.tree.leaves(s.columns)]  # noqa: E731
+    bits = lambda s: [to_numpy(x).tobytes() for x in jax.tree.leaves(s.columns)]  # noqa: E731
     assert bits(checkpoint.restore(tmp_path, replay)) == bits(state)
 
 
@@ -343,7 +339,7 @@ def test_killed_save_leaves_the_previous_step(tmp_path):
     table = gear.TableSpec({"x": gear.ColumnSpec((64,), jnp.float32)}, 1000, capacity)
     replay = gear.make_replay(table, gear.selectors.Permutation())
     state = checkpoint.restore(tmp_path, replay)
-    held = numpy(state.columns["x"])[0, :20]
+    held = to_numpy(state.columns["x"])[0, :20]
     np.testing.assert_array_equal(held, jax.random.normal(jax.random.key(0), (20, 1000, 64)))
     # The next save clears away what was left and takes the number.
     checkpoint.save(tmp_path, 2, state, replay)

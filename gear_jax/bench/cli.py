@@ -15,7 +15,9 @@ from .workloads import workloads
 _REASONS = ("failed", "unsupported")  # in place of an engine's versions
 
 
-def _names(known: Sequence[str], what: str):
+def names(known: Sequence[str], what: str):
+    """A parser of some of the `known` names, with commas between, for the argument `what`."""
+
     def parse(text: str) -> list[str]:
         chosen = [name for name in text.split(",") if name]
         wrong = [name for name in chosen if name not in known]
@@ -47,10 +49,10 @@ def parser() -> argparse.ArgumentParser:
         default="cpu",
         help="gpu: the CUDA kernels beside cudaMemcpy, with arguments of its own (--device gpu --help)",
     )
-    add("--workloads", type=_names(loads, "--workloads"), default=loads, help=f"some of {','.join(loads)}")
+    add("--workloads", type=names(loads, "--workloads"), default=loads, help=f"some of {','.join(loads)}")
     add(
         "--engines",
-        type=_names(list(ENGINES), "--engines"),
+        type=names(list(ENGINES), "--engines"),
         default=list(ENGINES),
         help=f"some of {','.join(ENGINES)}",
     )

@@ -274,7 +274,7 @@ class Replay:
         """
         if not isinstance(handles, Handle):
             raise type_error("handles", got=type(handles).__name__, wanted="a Handle", fix="Pass Sample.handles.")
-        return self._run("update_priorities", _insert.update_priorities, state, handles, priorities)
+        return self._run("update_priorities", _update_priorities, state, handles, priorities)[0]
 
     def can_sample(self, state: ReplayState) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
@@ -303,6 +303,7 @@ class Replay:
         return result
 
     def _run(self, name: str, function, state, *args) -> Any:
+        """Calls `function(config, state, *args)`, which returns the next state and something beside it."""
         _check_type(name, state)
         if _traced(state.ticket, *jax.tree.leaves(args)):
             return _checked(name, function, self.config, state, *args)
@@ -312,7 +313,7 @@ class Replay:
         fields = {name: getattr(state, name) for name in _FIELDS}
         fields = {name: fields.pop(name) for name in changed}, fields
         try:
-            result = self._jitted(name, function)(*fields, *args)
+            after, result = self._jitted(name, function)(*fields, *args)
         except ValueError as e:
             if "external reference" not in str(e):
                 raise
@@ -322,9 +323,7 @@ class Replay:
                 fix="Read columns with replay.sample or ops.gather, or look at a copy: "
                 "jax.device_put(column, jax.memory.Space.Device).",
             ) from e  # fmt: skip
-        if name in _STATE_ALONE:
-            return state.replace(**result)
-        return state.replace(**result[0]), result[1]
+        return state.replace(**after), result
 
     def _jitted(self, name: str, function):
         compiled = self._compiled.get(name)
@@ -350,7 +349,6 @@ _CHANGED = {
     "sample_next": _SAMPLED,
     "update_priorities": ("priority", "mass", "sums", "max_priority", "counters", "ticket"),
 }
-_STATE_ALONE = ("update_priorities",)  # others return something beside it
 # Arguments of the compiled call that are static: batch sizes, queues, depths.
 _STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (5, 6, 7)}
 _done = jax.jit(_sample.done)
@@ -358,10 +356,12 @@ _done = jax.jit(_sample.done)
 
 def _split(name: str, function, config: Config, changed: dict[str, Any], kept: dict[str, Any], *args):
     """A function of a state, from and to the fields that it changes; runs at trace time only."""
-    result = _checked(name, function, config, ReplayState(**changed, **kept), *args)
-    state = result if name in _STATE_ALONE else result[0]
-    after = {field: getattr(state, field) for field in changed}
-    return after if name in _STATE_ALONE else (after, result[1])
+    state, result = _checked(name, function, config, ReplayState(**changed, **kept), *args)
+    return {field: getattr(state, field) for field in changed}, result
+
+
+def _update_priorities(config: Config, state: ReplayState, handles: Handle, priorities: Any):
+    return _insert.update_priorities(config, state, handles, priorities), ()
 
 
 def _checked(name: str, function, config: Config, state: ReplayState, *args):

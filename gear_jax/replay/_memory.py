@@ -10,6 +10,7 @@ import numpy as np
 from gear_jax import _cuda, _host_memory, ops
 from gear_jax._errors import message
 from gear_jax.ops._place import default_device, host_sharding, memory_kind
+from gear_jax.ops._registry import in_host_memory
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import ReplayState, column_shapes
 
@@ -64,7 +65,7 @@ def place(config: Config, state: ReplayState) -> ReplayState:
 
 
 def _in_host_memory(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jax.typeof(x).memory_space == jax.memory.Space.Host
+    return isinstance(x, jax.Array) and in_host_memory(x)
 
 
 def _moved(x: Any) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gear_jax.ops._place import host_sharding
+from gear_jax.ops._registry import in_host_memory
 
 Tree = Any
 # (the op as a function of tables and rows, tables, rows, memory of the tables) -> its results for each element of the
@@ -26,7 +27,7 @@ def to_numpy(tree: Tree) -> Tree:
     """NumPy copies of arrays, wherever they lie: a view of one in host memory would keep it from being donated."""
 
     def leaf(x):
-        in_host = isinstance(x, jax.Array) and jax.typeof(x).memory_space == jax.memory.Space.Host
+        in_host = isinstance(x, jax.Array) and in_host_memory(x)
         return np.array(jax.device_put(x, jax.memory.Space.Device) if in_host else x)
 
     return jax.tree.map(leaf, tree)

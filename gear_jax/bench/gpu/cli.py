@@ -10,18 +10,11 @@ from typing import Any
 
 import jax
 
+from gear_jax.bench.cli import names
 from gear_jax.bench.gpu import picture, tabulate
 from gear_jax.bench.gpu.rows import NAMES, ROWS
 from gear_jax.bench.gpu.run import run as run_rows
 from gear_jax.bench.gpu.sizes import FULL, QUICK, TINY
-
-
-def _rows(text: str) -> list[str]:
-    chosen = [name for name in text.split(",") if name]
-    wrong = [name for name in chosen if name not in NAMES]
-    if wrong or not chosen:
-        raise argparse.ArgumentTypeError(f"--rows got {text!r}, wanted some of {','.join(NAMES)}")
-    return chosen
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     add("--device", choices=["gpu"], required=True, help="what the other benchmark does without")
-    add("--rows", type=_rows, default=list(NAMES), help="some of the rows below, with commas between")
+    add("--rows", type=names(NAMES, "--rows"), default=list(NAMES), help="some of the rows below, with commas between")
     size = found.add_mutually_exclusive_group()
     size.add_argument(
         "--quick", action="store_true", help=f"small tables, under {QUICK.limit:.0f} s; no word on the large"

@@ -5,6 +5,7 @@ asks for. The wheels on PyPI are built without CUDA. Built from source where nvc
 has `CudaSumSegmentTreeFp32`.
 """
 
+import abc
 import importlib
 import importlib.util
 import pathlib
@@ -71,7 +72,7 @@ def load_extension(torch: Any) -> Any:
     return module
 
 
-class _Torch:
+class _Torch(abc.ABC):
     """What the trees share: the data on the device, the check and the wait."""
 
     def __init__(self, given: np.ndarray, slots: list[np.ndarray], fresh: list[np.ndarray], on_gpu: bool):
@@ -87,11 +88,11 @@ class _Torch:
         if self.device.type == "cuda":
             self.torch.cuda.synchronize()
 
-    def sample(self, i: int) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def sample(self, i: int) -> Any: ...
 
-    def update(self, i: int) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def update(self, i: int) -> Any: ...
 
     def check(self) -> None:
         want = self.given.astype(np.float32).copy()
