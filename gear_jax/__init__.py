@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gear_jax import checkpoint, datasets, external, flax, ops, selectors, testing
+    from gear_jax import checkpoint, datasets, external, flax, ops, selectors, sharding, testing
     from gear_jax._prefetch import Prefetcher, Staleness, prefetch
     from gear_jax.replay import (
         Handle,
@@ -49,6 +49,7 @@ _MODULES = (
     "ops",
     "replay",
     "selectors",
+    "sharding",
     "specs",
     "testing",
     "windows",
@@ -75,6 +76,7 @@ __all__ = [
     "ops",
     "prefetch",
     "selectors",
+    "sharding",
     "testing",
 ]
 

@@ -32,7 +32,7 @@ from gear_jax._checkpoint_items import (
 )
 from gear_jax._errors import message, type_error, value_error
 from gear_jax.replay import Replay, ReplayState
-from gear_jax.replay._state import statistics
+from gear_jax.replay import _statistics
 
 FORMAT = 1
 _COMPLETE = "_CHECKPOINT_METADATA"  # what Orbax puts into a step's folder
@@ -148,7 +148,7 @@ def summary(directory: str | os.PathLike, step: int | None = None) -> Summary:
     wanted = ("length", "priority", "counters", "max_priority")
     fields = [f for f in table["index"] if f["name"] in wanted]
     index = _read(path, step, index=IndexRestore(fields))["index"]
-    stats = statistics(table["capacity"], index["length"], index["counters"], index["max_priority"])
+    stats = _statistics.of_arrays(table["capacity"], index["length"], index["counters"], index["max_priority"])
     return Summary(step, table, index["length"], index["priority"], stats)
 
 

@@ -52,6 +52,26 @@ def make_anchor(kind: str, windows: Sequence[Window | None], steps: int) -> Anch
     return Anchor(kind, low, low + end)
 
 
+def visible(window: Window | None, anchor: jax.Array, length: jax.Array, steps: int) -> jax.Array:
+    """Which elements of a window are steps of the trajectory, `bool[B, W]`, as `ops.gather` says of what it reads.
+
+    Args:
+      window: where it lies; None: all T = `steps`.
+      anchor, length: `int32[B]`, of each row.
+      steps: T.
+    """
+    placed = window is not None and window.length is not None
+    first = anchor + window.offset if placed else jnp.zeros_like(anchor)
+    width = window.length if placed else steps
+    length = jnp.clip(length, 0, steps)
+    begin, end = jnp.clip(first, 0, length), jnp.clip(first + width, 0, length)
+    count = end - begin
+    pad = "around" if window is None else window.pad
+    element = {"around": begin - first, "head": width - count, "tail": jnp.zeros_like(count)}[pad]
+    w = jnp.arange(width, dtype=jnp.int32)[None]
+    return (w >= element[:, None]) & (w < (element + count)[:, None])
+
+
 def draw_anchor(anchor: Anchor, key: jax.Array, lengths: jax.Array, steps: int) -> jax.Array:
     """Draws the step t of each row: `int32[B]` from lengths `int32[B]`, none above T = `steps`; 0 where
     the length is 0.

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(gear_jax.__file__).parent
 LAYERS = {
     "_errors": 0, "_env": 0, "_typing": 0, "_host_memory": 0,
     "specs": 1, "_native": 1, "_cuda": 1,
-    "ops": 2, "transport": 2, "_random": 2,
+    "ops": 2, "transport": 2, "_random": 2, "_axis": 2,
     "selectors": 3, "windows": 3, "external": 3,
     "replay": 4,
     "sharding": 5, "actors": 5, "checkpoint": 5, "_checkpoint_items": 5, "datasets": 5, "_prefetch": 5,

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gear_jax import ops
+from gear_jax import _axis, ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import ids
 from gear_jax.replay import _placement
 from gear_jax.replay._config import Config
-from gear_jax.replay._insert import raise_max, set_priorities
+from gear_jax.replay._insert import set_priorities
 from gear_jax.replay._state import (
     Counter,
     Handle,
@@ -46,6 +46,8 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     if done.shape != (k,):
         raise value_error("done", got=f"shape {done.shape}", wanted=f"{(k,)}", fix="Give one flag for each stream.")
 
+    if config.axis is not None:  # of the streams, this device has those that follow each other
+        stream = stream - _axis.index(config.axis) * np.int32(config.streams)
     known = (stream >= 0) & (stream < config.streams)
     at = jnp.where(known, stream, 0)
     # Of several steps for one stream only the first counts.
@@ -67,7 +69,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
         opened.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
     )
     partition = jnp.maximum(slot, 0) // config.slots
-    priority = jnp.broadcast_to(jnp.max(state.max_priority), (k,))
+    priority = jnp.broadcast_to(state.max_priority, (k,))
     closed = jnp.where(close, slot, -1)
     # The generation rose when the slot was opened.
     _, generation, ticket = read_rows(state, closed)
@@ -76,11 +78,11 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
         streams=streams,
         ticket=ticket,
         counters=tally(state.counters, partition, {Counter.INSERTED: close}),
-        max_priority=raise_max(state.max_priority, partition, priority, close),
     )
     note_written(jax.tree.leaves(columns)[0])
     state = write_rows(state, closed, length=length)
-    return set_priorities(config, state, closed, priority, length), Handle(closed, generation)
+    handles = Handle(config.everywhere(closed), generation)
+    return set_priorities(config, state, closed, priority, length), handles
 
 
 def _open(config: Config, state: ReplayState, streams: Streams, stream, needs) -> tuple[ReplayState, Streams]:
@@ -91,17 +93,19 @@ def _open(config: Config, state: ReplayState, streams: Streams, stream, needs) -
     partition = _placement.choose_partitions(config, state, n)
     slot, cursor = _placement.choose_slots(config, state, partition, needs)
     old_length, generation, ticket = read_rows(state, slot)
-    opened = slot >= 0
+    opened, clock = slot >= 0, state.clock
     streams = Streams(jnp.where(opened, slot, streams.slot), jnp.where(opened, 0, streams.length))
     state = state.replace(
         cursor=cursor,
         ticket=ticket,
-        clock=add64(state.clock, jnp.uint32(n)),
+        clock=add64(state.clock, jnp.uint32(n * _axis.size(config.axis))),
         counters=tally(state.counters, partition, {Counter.EVICTED: old_length > 0}),
     )
     # The generation rises at once: handles of what was there are stale before the slot is closed. A trajectory is as
     # old as the opening of its slot, so that eviction, which goes round the slots, takes the oldest.
-    number = state.clock[1] - np.uint32(n) + jnp.arange(n, dtype=jnp.uint32)
+    number = clock[1] + jnp.arange(n, dtype=jnp.uint32)
+    if config.axis is not None:
+        number = number + _axis.index(config.axis).astype(jnp.uint32) * np.uint32(n)
     zero = jnp.zeros((n,), jnp.int32)
     state = write_rows(state, slot, length=zero, generation=generation + np.uint32(1), sequence=number)
     zeros = jnp.zeros((n,), jnp.float32)

@@ -4,8 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from gear_jax import _axis
+from gear_jax._axis import Axis
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.ops._place import check_memory
@@ -33,6 +36,10 @@ class Config:
       steps: T.
       memory: memory kind of the columns as given; None is resolved where the backend is needed anyway, in `init`.
       streams: N.
+      selection: "centralized" or "decentralized".
+      axis: None: this is the whole table. Else the devices that it is spread over, and P and N are those of one device.
+      batch_axis: of the axes, the one that a batch is spread over.
+      exchange: how rows get from the device that holds them to the one that wants them.
     """
 
     table: TableSpec
@@ -48,10 +55,42 @@ class Config:
     steps: int
     memory: str | None
     streams: int
+    selection: str = "centralized"
+    axis: Axis = None
+    batch_axis: str | None = None
+    exchange: str = "collective"
 
     @property
     def window_tree(self):
         return self.tree.unflatten(self.windows)
+
+    def local(self, axis: Axis, batch_axis: str | None = None, exchange: str = "collective") -> "Config":
+        """What one of the devices of `axis` has of the table. In a function that is mapped over the axis.
+
+        Raises:
+          ValueError: if the devices do not divide P, or N.
+        """
+        n = _axis.size(axis)
+        check_devices(self.partitions, self.streams, n)
+        return dataclasses.replace(
+            self, partitions=self.partitions // n, streams=self.streams // n, axis=axis,
+            batch_axis=_axis.names(axis)[0] if batch_axis is None else batch_axis, exchange=exchange,
+        )  # fmt: skip
+
+    def first_slot(self) -> jax.Array:
+        """The number, in the whole table, of the first slot that this device holds: `int32[]`."""
+        return _axis.index(self.axis) * np.int32(self.partitions * self.slots)
+
+    def held(self, slots: jax.Array) -> jax.Array:
+        """Slots of the whole table, `int32[K]`, as those of this device; -1 where another one holds them."""
+        if self.axis is None:
+            return slots
+        here = slots - self.first_slot()
+        return jnp.where((slots >= 0) & (here >= 0) & (here < self.partitions * self.slots), here, -1)
+
+    def everywhere(self, slots: jax.Array) -> jax.Array:
+        """Slots of this device, `int32[K]` (-1: none), as those of the whole table."""
+        return slots if self.axis is None else jnp.where(slots >= 0, slots + self.first_slot(), -1)
 
     def flatten(self, what: str, tree: Any, lead: str) -> list[jax.Array]:
         """The leaves of an argument that should look like the columns, with `lead` leading dimensions ("A, T'").
@@ -88,8 +127,27 @@ class Config:
         return leaves
 
 
-def make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, streams) -> Config:
-    """Checks the arguments of `make_replay` and fills in what they leave open."""
+def check_divides(what: str, number: int, by: int, of: str) -> None:
+    """Raises a ValueError if `by` does not divide `number`; `of`: what there are `by` of."""
+    if number % by:
+        fix = f"Use {-(-number // by) * by}."
+        raise value_error(what, got=number, wanted=f"a multiple of {by}, {of}", fix=fix)
+
+
+def check_devices(partitions: int, streams: int, n: int) -> None:
+    """Raises a ValueError if n devices cannot share P partitions and N streams evenly."""
+    for what, number in (("partitions", partitions), ("streams", streams)):
+        if number % n:
+            raise value_error(
+                what, got=f"{number} over {n} devices", wanted=f"a multiple of {n}",
+                fix=f"Use {what}={-(-number // n) * n}, or other devices.",
+            )  # fmt: skip
+
+
+def make_config(
+    table, selector, windows, anchor, memory, partitions, selection, eviction, streams, devices: int = 0
+) -> Config:
+    """Checks the arguments of `make_replay` and fills in what they leave open. `devices`: of a mesh; 0: there is none."""
     if not isinstance(table, TableSpec):
         raise type_error(
             "table", got=type(table).__name__, wanted="a TableSpec", fix="Write gear_jax.TableSpec(columns=...)."
@@ -110,7 +168,9 @@ def make_config(table, selector, windows, anchor, memory, partitions, selection,
             )
     for spec, w in zip(columns, spread, strict=True):
         pad_bytes(0 if w is None else w.pad_value, spec.dtype)
-    partitions = _count("partitions", 1 if partitions is None else partitions, 1)
+    if partitions is None:
+        partitions = -(-8 // devices) * devices if devices else 1
+    partitions = _count("partitions", partitions, 1)
     if table.capacity % partitions:
         raise value_error(
             "partitions", got=f"{partitions} for a capacity of {table.capacity}", wanted="a divisor of the capacity",
@@ -122,9 +182,10 @@ def make_config(table, selector, windows, anchor, memory, partitions, selection,
             "streams", got=f"{streams} streams on {table.capacity} slots in {partitions} partitions",
             wanted="fewer streams than slots in each partition", fix="Raise TableSpec.capacity.",
         )  # fmt: skip
+    check_devices(partitions, streams, max(1, devices))
     return Config(
         table, tree, names, columns, spread, make_anchor(anchor, spread, table.trajectory_length), selector, eviction,
-        partitions, table.capacity // partitions, table.trajectory_length, memory, streams,
+        partitions, table.capacity // partitions, table.trajectory_length, memory, streams, selection,
     )  # fmt: skip
 
 

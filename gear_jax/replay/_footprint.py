@@ -49,10 +49,12 @@ def footprint(table, *args, **kwargs) -> Footprint:
     Raises:
       TypeError, ValueError: as `make_replay`.
     """
-    config = make_replay(table, *args, **kwargs).config
+    replay = make_replay(table, *args, **kwargs)
+    config, placement = replay.config, replay.placement
+    devices = 1 if placement is None else placement.devices
     state = jax.eval_shape(lambda: _state.init_index(config, jax.random.key(0)))
     columns = dict(zip(config.names, _memory.column_bytes(config), strict=True))
     index = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
-    tiers, kind = {"device": index}, memory_kind(config.memory)
-    tiers[kind] = tiers.get(kind, 0) + sum(columns.values())
-    return Footprint(columns, index, tiers, devices=1, problem=_memory.problem(config))
+    tiers, kind = {"device": -(-index // devices)}, memory_kind(config.memory)
+    tiers[kind] = tiers.get(kind, 0) + sum(columns.values()) // devices
+    return Footprint(columns, index, tiers, devices=devices, problem=_memory.problem(config, placement))

@@ -47,10 +47,11 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
     columns, in_host = {}, {}
     for state in states:
         for path, x in jax.tree.leaves_with_path(state.columns):
-            key = _hlo.dtype_name(x.dtype), tuple(x.shape)
-            columns.setdefault(key, jax.tree_util.keystr(path, simple=True, separator="/"))
-            if _in_host_memory(x):
-                in_host[key] = columns[key]
+            for shape in _shapes(x):
+                key = _hlo.dtype_name(x.dtype), shape
+                columns.setdefault(key, jax.tree_util.keystr(path, simple=True, separator="/"))
+                if _in_host_memory(x):
+                    in_host[key] = columns[key]
     for opcode, name, line in column_sized(text, columns):
         raise value_error(
             f"assert_in_place: column {name!r}",
@@ -71,6 +72,12 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
 def _states(tree: Any) -> list[ReplayState]:
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, ReplayState))
     return [x for x in leaves if isinstance(x, ReplayState)]
+
+
+def _shapes(x: Any) -> set[tuple[int, ...]]:
+    """The shapes that a column has in a program: its own, and that of a device's shard."""
+    sharding = getattr(x, "sharding", None)
+    return {tuple(x.shape)} | ({tuple(sharding.shard_shape(x.shape))} if sharding is not None else set())
 
 
 def _in_host_memory(x: Any) -> bool:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gear_jax import ops
+from gear_jax import _axis, ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import int32
 from gear_jax.replay import _placement
@@ -32,17 +32,23 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
     partition = _placement.choose_partitions(config, state, valid.shape[0])
     slot, cursor = _placement.choose_slots(config, state, partition, valid)
     if priorities is None:
-        priority = jnp.broadcast_to(jnp.max(state.max_priority), valid.shape)
+        priority = jnp.broadcast_to(state.max_priority, valid.shape)
         rejected = jnp.zeros(valid.shape, bool)
     else:
         priority = floats("priorities", priorities, valid.shape)
         rejected = valid & ~acceptable(priority)
         priority = jnp.where(rejected, np.float32(0), priority)
-    number = state.clock[1] + jnp.arange(valid.shape[0], dtype=jnp.uint32)
+    rows_here = valid.shape[0]
+    number = state.clock[1] + jnp.arange(rows_here, dtype=jnp.uint32)
+    if config.axis is not None:  # each device has as many rows
+        number = number + _axis.index(config.axis).astype(jnp.uint32) * np.uint32(rows_here)
+    max_priority = state.max_priority
+    if priorities is not None:  # what is not given raises nothing, and then the devices need not speak
+        max_priority = raise_max(config, max_priority, priority, valid & ~rejected)
     state = state.replace(
         cursor=cursor,
-        clock=add64(state.clock, jnp.uint32(valid.shape[0])),
-        max_priority=raise_max(state.max_priority, partition, priority, valid & ~rejected),
+        clock=add64(state.clock, jnp.uint32(rows_here * _axis.size(config.axis))),
+        max_priority=max_priority,
         columns=ops.scatter(state.columns, slot, config.tree.unflatten(rows), lengths, ticket=state.ticket),
     )
     note_written(jax.tree.leaves(state.columns)[0])
@@ -53,7 +59,8 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
     state = state.replace(ticket=ticket, counters=tally(state.counters, partition, counts))
     generation = jnp.where(slot >= 0, old_generation + np.uint32(1), np.uint32(0))
     state = write_rows(state, slot, length=lengths, generation=generation, sequence=number)
-    return set_priorities(config, state, slot, priority, lengths), Handle(slot, generation)
+    handles = Handle(config.everywhere(slot), generation)
+    return set_priorities(config, state, slot, priority, lengths), handles
 
 
 def set_priorities(config: Config, state: ReplayState, slot, priority, lengths) -> ReplayState:
@@ -69,17 +76,23 @@ def update_priorities(config: Config, state: ReplayState, handles: Handle, prior
     """See `Replay.update_priorities`."""
     slot, generation, shape = check_handles(handles)
     priority = floats("priorities", priorities, shape).reshape(-1)
-    lengths, now, ticket = read_rows(state, slot)
+    # Every device has all handles, and minds those of its own slots; one outside the table is stale on the nearest.
+    here = config.held(slot)
+    lengths, now, ticket = read_rows(state, here)
     fresh = (now == generation) & (generation > 0)
     good = acceptable(priority)
-    partition = jnp.clip(slot // config.slots, 0, config.partitions - 1)
-    counts = {Counter.STALE_UPDATES: (slot != -1) & ~fresh, Counter.REJECTED_PRIORITIES: fresh & ~good}
+    all_partitions = config.partitions * _axis.size(config.axis)
+    partition = jnp.clip(slot // config.slots, 0, all_partitions - 1)
+    mine = partition // config.partitions == _axis.index(config.axis)
+    partition = partition % config.partitions
+    stale = mine & (slot != -1) & ~fresh
+    counts = {Counter.STALE_UPDATES: stale, Counter.REJECTED_PRIORITIES: fresh & ~good}
     state = state.replace(
         ticket=ticket,
         counters=tally(state.counters, partition, counts),
-        max_priority=raise_max(state.max_priority, partition, priority, fresh & good),
+        max_priority=raise_max(config, state.max_priority, priority, fresh & good),
     )
-    return after_reads(set_priorities(config, state, jnp.where(fresh & good, slot, -1), priority, lengths))
+    return after_reads(set_priorities(config, state, jnp.where(fresh & good, here, -1), priority, lengths))
 
 
 def check_handles(handles: Handle) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
@@ -104,12 +117,10 @@ def acceptable(priority: jax.Array) -> jax.Array:
     return (priority >= 0) & (priority < np.inf)
 
 
-def raise_max(max_priority, partition, priority, flags):
-    """The largest priority seen in each partition, after more were seen where `flags` is set."""
-    seen = jnp.where(flags, priority, np.float32(0))
-    if max_priority.shape[0] == 1:
-        return jnp.maximum(max_priority, jnp.max(seen, initial=np.float32(0)))
-    return max_priority.at[partition].max(seen, mode="drop")
+def raise_max(config: Config, max_priority, priority, flags):
+    """The largest priority seen, after more were seen where `flags` is set, on this device or another."""
+    seen = jnp.max(jnp.where(flags, priority, np.float32(0)), initial=np.float32(0))
+    return jnp.maximum(max_priority, _axis.greatest(seen, config.axis))
 
 
 def floats(what: str, x: Any, shape: tuple[int, ...]) -> jax.Array:

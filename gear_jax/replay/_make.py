@@ -1,21 +1,21 @@
 """`make_replay` and the object it returns."""
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
 from gear_jax import ops
-from gear_jax._errors import type_error, value_error
+from gear_jax._errors import type_error
 from gear_jax.ops._gather_start import Queue, check_depth
-from gear_jax.ops._place import default_device, memory_kind, tracing
+from gear_jax.ops._place import check_memory, default_device, memory_kind, tracing
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _append, _insert, _memory, _sample, _state
+from gear_jax.replay import _append, _insert, _memory, _mesh, _sample, _state, _statistics
+from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
+from gear_jax.replay._device import DeviceReplay
+from gear_jax.replay._mesh import Placement, check_exchange, make_placement
 from gear_jax.replay._sample import PendingSample
 from gear_jax.replay._state import Handle, ReplayState, Sample
 from gear_jax.selectors import Selector
@@ -27,7 +27,7 @@ def make_replay(
     windows: Any = None,
     anchor: str = "uniform",
     memory: str | None = None,
-    mesh: None = None,
+    mesh: jax.sharding.Mesh | None = None,
     axis: str | tuple[str, ...] = "replay",
     batch_axis: str | None = None,
     partitions: int | None = None,
@@ -35,6 +35,7 @@ def make_replay(
     eviction: Selector | None = None,
     streams: int = 0,
     donate: bool = True,
+    exchange: str | None = None,
 ) -> "Replay":
     """Makes a replay: the pure functions over a `ReplayState`.
 
@@ -49,23 +50,38 @@ def make_replay(
       memory: where the columns lie. "pinned_host": in page-locked memory of the host, which a GPU's kernels read and
         write where it is. "device": in the device's own. None: "pinned_host" where arrays go to a GPU by default,
         "device" on a CPU (the same memory there); settled by `init` and `footprint`, which start jax's backend.
-      mesh: None; this version keeps a table on one device.
-      axis, batch_axis: of the mesh; without one they say nothing.
-      partitions: P, logical shards; None: 1. Must divide the capacity.
-      selection: "centralized" or "decentralized"; the same on one device.
+      mesh: the devices that the table is spread over, of this process or several; None: the default device alone. All
+        processes make the same replay, and call the same functions in the same order.
+      axis: the axis, or axes, of the mesh that the partitions are cut along; over the others they are repeated.
+      batch_axis: which of them a batch is cut along; over the others of them it is repeated. None: the first.
+      partitions: P, logical shards; None: 1 without a mesh, else the least multiple of n (the devices of `axis`) that is
+        8 or more. Must divide the capacity, and n must divide it. What is drawn, and where rows go, depends on P alone,
+        not on n.
+      selection: "centralized": a sample is drawn from the table as a whole, the same for every n. "decentralized": each
+        device draws B / n rows from its own partitions, and nothing but a few numbers crosses between devices;
+        `Sample.probability` is then that on the device over n, and a device with nothing to draw gives rows that are
+        not `valid`. On one device both are the same.
       eviction: which trajectory a new one displaces; None: `selectors.Fifo()`, the oldest of its partition.
       streams: N, the streams of `Replay.append`.
       donate: whether calls outside jit consume the state. False keeps it, at the price of a copy of the table.
+      exchange: how a device gets the rows of its part of a batch that other devices hold, with centralized selection.
+        "peer": it reads them where they are, in one gather; the devices must be of one process and, if GPUs, the columns
+        in `pinned_host`. "collective": an all-to-all, in which only the rows travel. None: "peer" where it can be had.
+        `Replay.exchange` says which.
 
     Raises:
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
     """
+    placement = None
     if mesh is not None:
-        raise value_error(
-            "mesh", got=repr(mesh), wanted="None", fix="This version keeps a table on one device; leave it out."
-        )
-    config = make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, streams)
-    return Replay(config, donate=donate)
+        check_memory(memory)
+        placement = make_placement(mesh, axis, batch_axis, exchange, memory)
+        memory = placement.memory
+    config = make_config(
+        table, selector, windows, anchor, memory, partitions, selection, eviction, streams,
+        devices=0 if placement is None else placement.devices,
+    )  # fmt: skip
+    return Replay(config, donate=donate, placement=placement)
 
 
 class Replay:
@@ -83,17 +99,45 @@ class Replay:
     from one state, draw K * B rows and reshape, or scan; `gear_jax.assert_in_place` finds the rest.
     """
 
-    def __init__(self, config: Config, donate: bool = True):
+    def __init__(self, config: Config, donate: bool = True, placement: Placement | None = None):
         self.config = config
         self.donate = donate
-        self._compiled: dict[str, Any] = {}
+        self.placement = placement
+        self._calls = Calls(config, placement, donate)
 
     def __repr__(self):
         c = self.config
         return (
             f"Replay({c.table.capacity} trajectories of {c.steps} steps in {c.partitions} partition(s), "
-            f"{c.selector!r}, columns {list(c.names)})"
+            f"{c.selector!r}, columns {list(c.names)}{'' if self.placement is None else self._where()})"
         )
+
+    def _where(self) -> str:
+        p = self.placement
+        assert p is not None
+        return f", on {p.devices} devices of axis {p.axis}, exchange={self.exchange!r}"
+
+    def per_device(
+        self, axis: str | tuple[str, ...] = "replay", batch_axis: str | None = None, exchange: str = "collective"
+    ) -> DeviceReplay:
+        """The functions of one device of n, for a function that is mapped over `axis` by `jax.shard_map` or `jax.pmap`.
+
+        A replay with a mesh needs none of this under jit; it is for one's own mapped loops, classic pmap ones above
+        all. With the same key they draw the same as this replay's own functions.
+
+        Args:
+          axis, batch_axis: names of mapped axes, as in `make_replay`.
+          exchange: as in `make_replay`; "peer" only where all devices are of one process, and the columns are arrays.
+        """
+        check_exchange(exchange)
+        return DeviceReplay(self.config, axis, batch_axis, exchange)
+
+    @property
+    def exchange(self) -> str | None:
+        """How devices get rows that others hold: "peer", "collective", or None where none needs any."""
+        if self.placement is None or self.config.selection == "decentralized":
+            return None
+        return self.placement.exchange
 
     def init(self, key: jax.Array | None = None) -> ReplayState:
         """An empty table.
@@ -111,15 +155,18 @@ class Replay:
         """
         key = jax.random.key(0) if key is None else _sample.check_key(key)
         ops.check_platform()
-        if _traced(key) or tracing():
-            return _state.init(self.config, key)
+        if traced(key) or tracing():
+            return self._calls.init(_state.init, key)
+        if self.placement is not None:
+            _mesh.check_agreement(self.config, self.placement)
         if memory_kind(self.config.memory) == "device":
-            return self._jitted("init", _state.init)(key)
-        columns = _memory.make_columns(self.config)
-        index = self._jitted("init_index", _state.init_index)(key)
-        # Columns in host memory are committed to their device, and so is all that a call gives back: committed from the
-        # start, the index does not make the first call a compilation of its own.
-        index = jax.device_put(index, default_device())
+            return self._calls.compiled_init("init", _state.init)(key)
+        columns = _memory.make_columns(self.config, self.placement)
+        index = self._calls.compiled_init("init_index", _state.init_index)(key)
+        if self.placement is None:
+            # Columns in host memory are committed to their device, and so is all that a call gives back: committed from
+            # the start, the index does not make the first call a compilation of its own.
+            index = jax.device_put(index, default_device())
         return index.replace(columns=self.config.tree.unflatten(columns))
 
     def place(self, state: ReplayState) -> ReplayState:
@@ -133,9 +180,9 @@ class Replay:
           state: outside jit. Columns that lie where they should are the same arrays after.
         """
         _check_type("place", state)
-        if _traced(*jax.tree.leaves(state.columns)):
+        if traced(*jax.tree.leaves(state.columns)):
             raise type_error("place: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
-        return _memory.place(self.config, state)
+        return _memory.place(self.config, self.placement, state)
 
     def add(
         self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None
@@ -199,7 +246,7 @@ class Replay:
         """
         _check_type("sample", state)
         batch_size = _sample.check_batch(batch_size)
-        old = None if out is None else _recyclable(out)
+        old = None if out is None else recyclable(out)
         return self._run("sample", _sample.sample, state, key, batch_size, old)
 
     def sample_start(
@@ -249,7 +296,7 @@ class Replay:
             raise type_error(
                 "pending", got=type(pending).__name__, wanted="a PendingSample", fix="Pass what sample_start returned."
             )
-        if _traced(*jax.tree.leaves((pending, after))):
+        if traced(*jax.tree.leaves((pending, after))):
             return _sample.done(pending, after)
         return _done(pending, after)
 
@@ -279,125 +326,43 @@ class Replay:
     def can_sample(self, state: ReplayState) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
         _check_type("can_sample", state)
-        if not _traced(state.ticket):
-            _check_alive("can_sample", state)
-        return jnp.any(ops.sumtree_roots(state.sums) > 0)
+        if traced(state.ticket):
+            return _can_sample(state.sums)
+        check_alive("can_sample", state)
+        return jax.jit(_can_sample)(state.sums)
 
     def stats(self, state: ReplayState) -> dict[str, int | float]:
-        """Python numbers, exact, for the host: not under jit.
+        """Python numbers, exact, for the host: not under jit. Over several processes all of them call it.
 
         trajectories and steps that can be selected or would be with a shorter window, slots, rows offered (`inserted`,
         `evicted`), updates that changed nothing (`stale_updates`, `rejected_priorities`), rows `sampled`, the largest
         priority seen (1.0 at least), and `open_streams`.
         """
         _check_type("stats", state)
-        if _traced(state.ticket):
+        if traced(state.ticket):
             raise type_error(
                 "stats: state", got="a traced state", wanted="a concrete one", fix="Call stats outside jit."
             )
-        _check_alive("stats", state)
-        index = (np.asarray(x) for x in (state.length, state.counters, state.max_priority))
-        result = _state.statistics(self.config.table.capacity, *index)
-        if state.streams is not None:
-            result["open_streams"] = int((np.asarray(state.streams.slot) >= 0).sum())
-        return result
+        check_alive("stats", state)
+        return _statistics.of_state(self.config.table.capacity, state)
 
     def _run(self, name: str, function, state, *args) -> Any:
         """Calls `function(config, state, *args)`, which returns the next state and something beside it."""
         _check_type(name, state)
-        if _traced(state.ticket, *jax.tree.leaves(args)):
-            return _checked(name, function, self.config, state, *args)
-        _check_alive(name, state)
-        state = _memory.place(self.config, state)
-        changed = _CHANGED.get(name, _FIELDS)
-        fields = {name: getattr(state, name) for name in _FIELDS}
-        fields = {name: fields.pop(name) for name in changed}, fields
-        try:
-            after, result = self._jitted(name, function)(*fields, *args)
-        except ValueError as e:
-            if "external reference" not in str(e):
-                raise
-            raise value_error(
-                f"{name}: state", got="a column that NumPy, or another library, still looks at",
-                wanted="columns of its own, to write in place",
-                fix="Read columns with replay.sample or ops.gather, or look at a copy: "
-                "jax.device_put(column, jax.memory.Space.Device).",
-            ) from e  # fmt: skip
-        return state.replace(**after), result
-
-    def _jitted(self, name: str, function):
-        compiled = self._compiled.get(name)
-        if compiled is None:
-            if name in ("init", "init_index"):
-                compiled = jax.jit(functools.partial(function, self.config))
-            else:
-                # `out` of a sample is given up also where the state is kept.
-                donated = ((0,) if self.donate else ()) + ((4,) if name == "sample" else ())
-                run = functools.partial(_split, name, function, self.config)
-                compiled = jax.jit(run, static_argnums=_STATIC.get(name, ()), donate_argnums=donated)
-            self._compiled[name] = compiled
-        return compiled
+        return self._calls.run(name, function, state, *args)
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(ReplayState))
-# What a call changes of a state, where that is not all of it. The rest stays out of the results of the compiled call,
-# each of which costs time, and is not copied where the state is kept.
-_SAMPLED = ("counters", "selector", "ticket")
-_CHANGED = {
-    "sample": _SAMPLED,
-    "sample_start": _SAMPLED,
-    "sample_next": _SAMPLED,
-    "update_priorities": ("priority", "mass", "sums", "max_priority", "counters", "ticket"),
-}
-# Arguments of the compiled call that are static: batch sizes, queues, depths.
-_STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (5, 6, 7)}
 _done = jax.jit(_sample.done)
 
 
-def _split(name: str, function, config: Config, changed: dict[str, Any], kept: dict[str, Any], *args):
-    """A function of a state, from and to the fields that it changes; runs at trace time only."""
-    state, result = _checked(name, function, config, ReplayState(**changed, **kept), *args)
-    return {field: getattr(state, field) for field in changed}, result
+def _can_sample(sums: jax.Array) -> jax.Array:
+    return jnp.any(ops.sumtree_roots(sums) > 0)
 
 
 def _update_priorities(config: Config, state: ReplayState, handles: Handle, priorities: Any):
     return _insert.update_priorities(config, state, handles, priorities), ()
 
 
-def _checked(name: str, function, config: Config, state: ReplayState, *args):
-    """Calls a function of a state that has been seen to be of this table; runs at trace time only."""
-    _state.check_table(name, config, state)
-    return function(config, state, *args)
-
-
-def _recyclable(out: Any):
-    """The (data, mask) of a sample whose memory may be taken."""
-    if not isinstance(out, Sample):
-        raise type_error("out", got=type(out).__name__, wanted="a Sample", fix="Pass an earlier sample of this replay.")
-    arrays = [x for x in jax.tree.leaves((out.data, out.mask)) if not isinstance(x, (np.ndarray, Tracer))]
-    if any(x.is_deleted() for x in arrays):
-        raise value_error(
-            "out", got="a sample that an earlier call has consumed", wanted="one whose memory is still its own",
-            fix="Pass the last sample, and pass each only once.",
-        )  # fmt: skip
-    return out.data, out.mask
-
-
 def _check_type(name: str, state: Any) -> None:
     if not isinstance(state, ReplayState):
         raise type_error(f"{name}: state", got=type(state).__name__, wanted="a ReplayState", fix="Pass replay.init().")
-
-
-def _traced(*leaves) -> bool:
-    return any(isinstance(x, Tracer) for x in leaves)
-
-
-def _check_alive(name: str, state: ReplayState) -> None:
-    # Leaves that were restored from bytes may be NumPy arrays, which nothing consumes.
-    if isinstance(state.ticket, jax.Array) and state.ticket.is_deleted():
-        raise value_error(
-            f"{name}: state",
-            got="a state that an earlier call has consumed",
-            wanted="the state that the last call returned",
-            fix="Rebind it: `state, sample = replay.sample(state, ...)`; make_replay(donate=False) keeps old ones.",
-        )

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from gear_jax import ops
+from gear_jax import _axis, ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import check_depth, start_in_queue
-from gear_jax.replay._config import Config
+from gear_jax.replay import _exchange
+from gear_jax.replay._config import Config, check_divides
 from gear_jax.replay._state import Counter, Handle, ReplayState, Sample, after_reads, index, read_rows, tally
 from gear_jax.windows import draw_anchor
 
@@ -34,10 +35,26 @@ class PendingSample(struct.PyTreeNode):
 
 def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, out: Any = None):
     """See `Replay.sample`. `out` is (data, mask) of an earlier sample."""
+    if config.axis is not None and config.selection == "centralized":
+        return _sample_together(config, state, key, batch_size)
     state, chosen, drawn = _draw(config, state, key, batch_size)
+    slots, starts, lengths = _rows(drawn)
+    slots = jnp.maximum(config.held(slots), 0)
     data, mask, ticket = ops.gather(
-        state.columns, *_rows(drawn), config.window_tree, ticket=state.ticket, after=chosen, out=out
+        state.columns, slots, starts, lengths, config.window_tree, ticket=state.ticket, after=chosen, out=out
     )
+    sample = Sample(data, mask, **drawn)
+    if config.axis is not None:
+        sample = jax.tree.map(lambda x: _axis.all_gather(x, _exchange.replicas(config)), sample)
+    return after_reads(state.replace(ticket=ticket)), sample
+
+
+def _sample_together(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
+    """A sample out of the shards of all devices; this one gets its part of the batch."""
+    part = _exchange.Part.of(config, batch_size)
+    state, chosen, drawn = _draw(config, state, key, batch_size)
+    data, mask, ticket = _exchange.fetch(config, part, state.columns, *_rows(drawn), state.ticket, chosen)
+    drawn = jax.tree.map(part.cut, drawn)
     return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **drawn)
 
 
@@ -78,20 +95,38 @@ def start_next(
 
 
 def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
-    """The rows of a sample: the state, what the selector chose, and the fields of a `Sample` but for the data."""
+    """The rows of a sample: the state, what the selector chose, and the fields of a `Sample` but for the data.
+
+    Over several devices: of the whole batch, the same on all of them, if selection is centralized; else of this
+    device's own part.
+    """
     key = check_key(key)
     batch_size = check_batch(batch_size)
-    chosen, selector_state = config.selector.select(state.selector, index(state), key, batch_size)
+    apart = config.axis if config.selection == "decentralized" else None
+    together = config.axis if config.selection == "centralized" else None
+    selector_state = state.selector
+    if apart is not None:
+        n = _axis.size(apart)
+        check_divides("batch_size", batch_size, n, f"the {n} devices that each draw a part")
+        batch_size //= n
+        key = jax.random.fold_in(key, _axis.index(apart))
+        selector_state = jax.tree.map(lambda x: x[0], selector_state)
+    chosen, selector_state = config.selector.select(selector_state, index(state), key, batch_size, together)
+    if apart is not None:
+        slot, selector_state = config.everywhere(chosen.slot), jax.tree.map(lambda x: x[None], selector_state)
+        chosen = chosen._replace(slot=slot, probability=chosen.probability / np.float32(n))
     slot = chosen.slot
     valid = slot >= 0
-    length, generation, ticket = read_rows(state, slot)
+    here = config.held(slot)
+    length, generation, ticket = read_rows(state, here)
+    length, generation = _axis.combine((length, generation), together)
     anchor = draw_anchor(config.anchor, key, length, config.steps)
-    # Of the table as a whole, so it goes to the first partition.
-    counters = tally(state.counters, jnp.zeros_like(slot), {Counter.SAMPLED: valid})
+    partition = jnp.maximum(here, 0) // config.slots
+    counters = tally(state.counters, partition, {Counter.SAMPLED: here >= 0})
     state = state.replace(ticket=ticket, selector=selector_state, counters=counters)
     drawn = {
         "handles": Handle(slot, generation), "anchor": anchor, "length": length, "probability": chosen.probability,
-        "weight": chosen.weight, "valid": valid,
+        "weight": config.selector.weigh(chosen, apart), "valid": valid,
     }  # fmt: skip
     return state, chosen, drawn
 

@@ -86,13 +86,17 @@ class ReplayState(struct.PyTreeNode):
       priority: `float32[P, S]`, as given.
       mass: `float32[P, S]`, the selector's leaves.
       sums: `float32[P, M]`, the sum tree over them.
-      max_priority: `float32[P]`, the largest priority seen.
+      max_priority: `float32[1]`, the largest priority seen.
       cursor: `int32[P]`, where FIFO eviction stands.
       counters: `uint32[P, 5, 2]`, see `Counter`; (high, low) words.
       clock: `uint32[2]`, rows offered so far; (high, low) words.
       selector: the selector's own state.
       streams: `Streams`, or None.
       ticket: `int32[1]`, always 0: what orders reads of the table before later writes.
+
+    Over the n devices of a mesh these are global arrays. Those with a P are cut along it, and the streams' along N; the
+    ticket is `int32[n]`, one for each device; the rest every device has. (With decentralized selection, so is the
+    selector's state, one for each device, stacked.)
     """
 
     columns: Any
@@ -131,7 +135,7 @@ def init_index(config: Config, key: jax.Array) -> ReplayState:
         priority=jnp.zeros((p, s), jnp.float32),
         mass=jnp.zeros((p, s), jnp.float32),
         sums=jnp.zeros((p, ops.sumtree_width(s)), jnp.float32),
-        max_priority=jnp.ones((p,), jnp.float32),
+        max_priority=jnp.ones((1,), jnp.float32),
         cursor=jnp.zeros((p,), jnp.int32),
         counters=jnp.zeros((p, len(Counter), 2), jnp.uint32),
         clock=jnp.zeros((2,), jnp.uint32),
@@ -176,7 +180,7 @@ def check_table(name: str, config: Config, state: ReplayState) -> None:
         return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves) + f" and {streams} streams"
 
     wanted = [(x, jnp.dtype(c.dtype)) for x, c in zip(column_shapes(config), config.columns, strict=True)]
-    leaves, tree = jax.tree.flatten(state.columns)
+    leaves, tree = jax.tree.flatten(state.columns, is_leaf=lambda x: isinstance(x, ops.Addresses))
     got = [(x.shape, jnp.dtype(x.dtype)) for x in leaves]
     streams = 0 if state.streams is None else state.streams.slot.shape[0]
     own = jax.eval_shape(config.selector.init, jax.ShapeDtypeStruct((4,), jnp.uint32))
@@ -266,22 +270,3 @@ def add64(words: jax.Array, add: jax.Array) -> jax.Array:
     """`uint32[..., 2]` (high, low) plus `uint32[...]`."""
     low = words[..., 1] + add
     return jnp.stack([words[..., 0] + (low < add).astype(jnp.uint32), low], -1)
-
-
-def statistics(
-    capacity: int, length: np.ndarray, counters: np.ndarray, max_priority: np.ndarray
-) -> dict[str, int | float]:
-    """What an index says of its table, in Python numbers: lengths `[P, S]`, counters `[P, 5, 2]`, priorities `[P]`."""
-    return {
-        "trajectories": int((length > 0).sum()),
-        "steps": int(length.sum(dtype=np.int64)),
-        "capacity": capacity,
-        **{c.name.lower(): int64(counters[:, c]) for c in Counter},
-        "max_priority": float(max_priority.max()),
-    }
-
-
-def int64(words: np.ndarray) -> int:
-    """The sum of 64-bit counters `uint32[..., 2]` as a Python number."""
-    words = np.asarray(words).astype(object)
-    return int((words[..., 0] * 2**32 + words[..., 1]).sum())

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gear_jax import _random, ops
+from gear_jax import _axis, _random, ops
+from gear_jax._axis import Axis
 
 NEVER = np.int32(-(2**31))
 """The rank of a slot that may not be taken."""
@@ -41,14 +42,12 @@ class Selection(NamedTuple):
     """What a selector drew.
 
     Attributes:
-      slot: `int32[B]`, partition * S + slot in partition; -1 where there was nothing to draw.
+      slot: `int32[B]`, partition * S + slot in partition, of the whole table; -1 where there was nothing to draw.
       probability: `float32[B]`, of the trajectory in each draw; 0 where slot is -1.
-      weight: `float32[B]`, importance weight, at most 1; 0 where slot is -1.
     """
 
     slot: jax.Array
     probability: jax.Array
-    weight: jax.Array
 
 
 class Selector(abc.ABC):
@@ -58,6 +57,9 @@ class Selector(abc.ABC):
       - `select` is a pure function of (state, index, key); the same inputs give the same bits.
       - It draws a slot only where `mass` is positive; it says -1 only where nothing (more) is to be had.
       - `mass` depends on one slot alone, is finite and not negative, and is 0 where `selectable` is False.
+      - Over n devices each has the index of its own P / n partitions. With their `axis`, `select` gives the same on
+        all of them, bit for bit what it gives for the whole index on one device: what one device alone knows goes
+        through collectives over that axis (`jax.lax`).
     """
 
     def init(self, seed: jax.Array) -> Any:
@@ -75,8 +77,28 @@ class Selector(abc.ABC):
         """
 
     @abc.abstractmethod
-    def select(self, state: Any, index: Index, key: jax.Array, batch_size: int) -> tuple[Selection, Any]:
-        """Draws `batch_size` slots. Returns them and the next state."""
+    def select(
+        self, state: Any, index: Index, key: jax.Array, batch_size: int, axis: Axis = None
+    ) -> tuple[Selection, Any]:
+        """Draws `batch_size` slots. Returns them and the next state.
+
+        Args:
+          state: the selector's own.
+          index: of the partitions that this device holds.
+          key: a `jax.random` key, the same on all devices.
+          batch_size: B, static.
+          axis: name or names of the mesh axes that the partitions are spread over; None: they are all here.
+        """
+
+    def weigh(self, selection: Selection, axis: Axis = None) -> jax.Array:
+        """The importance weights of what was drawn: `float32[B]` in (0, 1], 1 for the largest; 0 where slot is -1.
+
+        Args:
+          selection: the draws, with the probability they had after all.
+          axis: devices that have drawn parts of one batch each; None: the batch is all here.
+        """
+        del axis
+        return (selection.slot >= 0).astype(jnp.float32)
 
 
 class Ranked(Selector):
@@ -93,14 +115,18 @@ class Ranked(Selector):
     def rank(self, index: Index) -> jax.Array:
         """`int32[P, S]`, above `NEVER`; the highest is taken first. What mass a slot has does not matter here."""
 
-    def select(self, state, index, key, batch_size):
+    def select(self, state, index, key, batch_size, axis=None):
         del key
         rank = jnp.where(index.mass > 0, self.rank(index), NEVER).reshape(-1)
         top, slot = jax.lax.top_k(rank, min(batch_size, rank.shape[0]))
+        if axis is not None:  # the highest of all are among the highest of each; a tie goes to the lower device
+            slot = slot + _axis.index(axis) * np.int32(rank.shape[0])
+            top, slot = _axis.all_gather(top, axis), _axis.all_gather(slot, axis)
+            top, place = jax.lax.top_k(top, min(batch_size, top.shape[0]))
+            slot = slot[place]
         slot = jnp.where(top > NEVER, slot, -1).astype(jnp.int32)
         slot = jnp.pad(slot, (0, batch_size - slot.shape[0]), constant_values=-1)
-        found = (slot >= 0).astype(jnp.float32)
-        return Selection(slot, found, found), state
+        return Selection(slot, (slot >= 0).astype(jnp.float32)), state
 
 
 def age_rank(index: Index) -> jax.Array:
@@ -114,8 +140,17 @@ def priority_rank(index: Index) -> jax.Array:
     return jnp.maximum(jax.lax.bitcast_convert_type(index.priority, jnp.int32), 0)  # -0.0 is a zero like any other
 
 
-def draw_by_mass(index: Index, key: jax.Array, batch_size: int, stratified: bool = False):
-    """Draws with probability mass / total: (slot, probability), `[B]` each."""
+def draw_by_mass(index: Index, key: jax.Array, batch_size: int, stratified: bool = False, axis: Axis = None):
+    """Draws with probability mass / total: a `Selection`.
+
+    The devices of `axis` exchange the P roots, and then what each has drawn from its own partitions.
+    """
     seed = _random.fold(key)
-    slot, drawn, total = ops.sumtree_sample(index.mass, index.sums, seed, draws=batch_size, stratified=stratified)
-    return slot, jnp.where(slot >= 0, drawn / total, 0.0)
+    roots = _axis.all_gather(ops.sumtree_roots(index.sums), axis)
+    first = _axis.index(axis) * np.int32(index.mass.shape[0])
+    slot, drawn, total = ops.sumtree_sample(
+        index.mass, index.sums, seed, draws=batch_size, stratified=stratified, roots=roots, first=first
+    )
+    probability = jnp.where(slot >= 0, drawn / total, np.float32(0))
+    slot, probability = _axis.combine((slot + 1, probability), axis)
+    return Selection(slot - 1, probability)

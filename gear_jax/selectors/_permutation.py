@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from gear_jax import ops
+from gear_jax import _axis, ops
 from gear_jax.selectors import _base
 
 _ROUNDS = 8
@@ -41,14 +41,15 @@ class Permutation(_base.Selector):
         del priority
         return selectable.astype(jnp.float32)
 
-    def select(self, state, index, key, batch_size):
+    def select(self, state, index, key, batch_size, axis=None):
         del key
-        mass = index.mass.reshape(-1)
-        capacity = mass.shape[0]
+        held = index.mass.size
+        capacity = held * _axis.size(axis)
+        has_mass = _drawable(index.mass.reshape(-1), axis)
         bits = max(2, (capacity - 1).bit_length())
         domain = 1 << bits
         stride = min(domain, 1 << max(8, (2 * batch_size - 1).bit_length()))
-        count = jnp.sum(ops.sumtree_roots(index.sums))
+        count = jnp.sum(_axis.all_gather(ops.sumtree_roots(index.sums), axis))
         drawable = count > 0
 
         def walk(carry):
@@ -57,7 +58,7 @@ class Permutation(_base.Selector):
             slot = permute(at, bits, state.seed, epoch)
             inside = (at < np.uint32(domain)) & (slot < np.uint32(capacity))
             slot = jnp.where(inside, slot, np.uint32(0)).astype(jnp.int32)
-            hit = inside & (mass[slot] > 0)
+            hit = inside & has_mass(slot)
             number = got + jnp.cumsum(hit, dtype=jnp.int32) - 1
             taken = hit & (number < batch_size)
             slots = slots.at[jnp.where(taken, number, batch_size)].set(slot, mode="drop")
@@ -72,7 +73,28 @@ class Permutation(_base.Selector):
         slots, _, epoch, position = jax.lax.while_loop(lambda c: drawable & (c[1] < batch_size), walk, start)
         found = (slots >= 0).astype(jnp.float32)
         probability = found / jnp.maximum(count, np.float32(1))
-        return _base.Selection(slots, probability, found), state.replace(epoch=epoch, position=position)
+        return _base.Selection(slots, probability), state.replace(epoch=epoch, position=position)
+
+
+def _drawable(mass: jax.Array, axis: _axis.Axis):
+    """Whether slots of the whole table may be drawn, as a function; `mass` is that of this device's slots.
+
+    The devices exchange a bit for each slot.
+    """
+    if axis is None:
+        return lambda slot: mass[slot] > 0
+    held = mass.shape[0]
+    words = -(-held // 32)
+    flags = jnp.pad(mass > 0, (0, words * 32 - held)).reshape(words, 32).astype(jnp.uint32)
+    packed = jnp.sum(flags << jnp.arange(32, dtype=jnp.uint32)[None], axis=1, dtype=jnp.uint32)
+    packed = _axis.all_gather(packed, axis)
+
+    def has_mass(slot):
+        place = slot % np.int32(held)
+        word = packed[slot // np.int32(held) * np.int32(words) + place // 32]
+        return (word >> (place % 32).astype(jnp.uint32)) & np.uint32(1) > 0
+
+    return has_mass
 
 
 def permute(x: jax.Array, bits: int, seed: jax.Array, epoch: jax.Array) -> jax.Array:

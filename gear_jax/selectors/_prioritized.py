@@ -4,6 +4,7 @@ from typing import final
 import jax.numpy as jnp
 import numpy as np
 
+from gear_jax import _axis
 from gear_jax._errors import value_error
 from gear_jax.selectors import _base
 
@@ -53,13 +54,15 @@ class Prioritized(_base.Selector):
         power = jnp.clip(jnp.where(drawn, priority, 1.0) ** np.float32(self.alpha), _MIN_MASS, _MAX_MASS)
         return jnp.where(drawn, power, np.float32(0))
 
-    def select(self, state, index, key, batch_size):
-        slot, probability = _base.draw_by_mass(index, key, batch_size, self.stratified)
+    def select(self, state, index, key, batch_size, axis=None):
+        return _base.draw_by_mass(index, key, batch_size, self.stratified, axis), state
+
+    def weigh(self, selection, axis=None):
         # N cancels out of the normalised weight.
-        drawn = slot >= 0
+        drawn, probability = selection.slot >= 0, selection.probability
         smallest = jnp.min(jnp.where(drawn, probability, np.float32(np.inf)), initial=np.float32(np.inf))
+        smallest = _axis.least(smallest, axis)
         ratio = jnp.where(drawn, probability, 1.0) / jnp.where(smallest < np.inf, smallest, 1.0)
         # A valid row keeps some weight, however steep beta makes it.
         weight = jnp.maximum(ratio ** np.float32(-self.beta), _MIN_MASS)
-        weight = jnp.where(drawn, weight, np.float32(0))
-        return _base.Selection(slot, probability, weight), state
+        return jnp.where(drawn, weight, np.float32(0))

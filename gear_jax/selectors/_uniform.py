@@ -15,6 +15,5 @@ class Uniform(_base.Selector):
         del priority
         return selectable.astype(jnp.float32)
 
-    def select(self, state, index, key, batch_size):
-        slot, probability = _base.draw_by_mass(index, key, batch_size)
-        return _base.Selection(slot, probability, (slot >= 0).astype(jnp.float32)), state
+    def select(self, state, index, key, batch_size, axis=None):
+        return _base.draw_by_mass(index, key, batch_size, axis=axis), state

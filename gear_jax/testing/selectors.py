@@ -87,7 +87,7 @@ def check_selector(selector: Selector, *, partitions: int = 2, slots: int = 37, 
         index = make_index(selector, np.maximum(priority, 0.1) if name == "one" else priority, selectable)
         for size in (batch_size, partitions * slots + 3):
             got, after = select(state, index, jax.random.key(seed), size)
-            _check_selection(f"{type(selector).__name__}, table {name!r}, B = {size}", got, index, size)
+            _check_selection(f"{type(selector).__name__}, table {name!r}, B = {size}", selector, got, index, size)
             _check_state(state, after)
             again = select(state, index, jax.random.key(seed), size)
             _assert_equal("select is a pure function of (state, index, key)", (got, after), again)
@@ -115,11 +115,12 @@ def _check_mass(selector, priority, selectable):
     assert np.isfinite(mass).all() and (mass >= 0).all(), f"mass of {extreme} is {mass}: not finite or negative"
 
 
-def _check_selection(what: str, got: Selection, index: Index, size: int):
-    for name, dtype in (("slot", jnp.int32), ("probability", jnp.float32), ("weight", jnp.float32)):
-        x = getattr(got, name)
+def _check_selection(what: str, selector: Selector, got: Selection, index: Index, size: int):
+    drawn = {"slot": got.slot, "probability": got.probability, "weight": selector.weigh(got)}
+    for name, x in drawn.items():
+        dtype = jnp.int32 if name == "slot" else jnp.float32
         assert (x.shape, x.dtype) == ((size,), dtype), f"{what}: {name} is {x.dtype}{x.shape}"
-    slot, probability, weight = map(np.asarray, got)
+    slot, probability, weight = map(np.asarray, drawn.values())
     mass = np.asarray(index.mass).reshape(-1)
     drawn = slot >= 0
     assert (slot >= -1).all() and (slot < mass.size).all(), f"{what}: a slot outside the table"

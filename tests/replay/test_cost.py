@@ -24,9 +24,9 @@ class Counted(Fifo):
         TRACES.append("mass")
         return super().mass(priority, selectable)
 
-    def select(self, state, index, key, batch_size):
+    def select(self, state, index, key, batch_size, axis=None):
         TRACES.append("select")
-        return super().select(state, index, key, batch_size)
+        return super().select(state, index, key, batch_size, axis)
 
 
 def test_one_compilation_for_any_number_of_calls(make, rows, caplog):

@@ -30,7 +30,7 @@ MAKE = [
     (lambda: gear.make_replay(TABLE, anchor="middle"), ValueError, r"anchor: got 'middle', wanted one of .*uniform"),
     (lambda: gear.make_replay(TABLE, memory="disk"), ValueError, r"memory: got 'disk', wanted None or one of"),
     (lambda: gear.make_replay(TABLE, selection="local"), ValueError, r"selection: got 'local', wanted one of"),
-    (lambda: gear.make_replay(TABLE, mesh=object()), ValueError, r"mesh: got .*wanted None"),
+    (lambda: gear.make_replay(TABLE, mesh=object()), TypeError, r"mesh: got object, wanted a jax.sharding.Mesh"),
     (lambda: gear.make_replay(TABLE, partitions=3), ValueError, r"partitions: got 3 for a capacity of 8, .*capacity=9"),
     (lambda: gear.make_replay(TABLE, partitions=0), ValueError, r"partitions: got 0, wanted at least 1"),
     (lambda: gear.make_replay(TABLE, partitions=2.0), TypeError, r"partitions: got 2\.0, wanted an integer"),

@@ -23,7 +23,7 @@ def draw():
         key = jax.random.key(key) if isinstance(key, int) else key
         index = make_index(selector, priority, selectable, **index)
         got, state = _jitted(selector)(state, index, key, size)
-        return tuple(map(np.asarray, got)), state
+        return tuple(map(np.asarray, (got.slot, got.probability, selector.weigh(got)))), state
 
     return run
 

@@ -1,0 +1,192 @@
+"""How a `Replay` calls its functions of a state: checked, over the devices of a mesh, and outside jit compiled."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from gear_jax._errors import type_error, value_error
+from gear_jax.replay import _memory, _state
+from gear_jax.replay._config import Config, check_divides
+from gear_jax.replay._mesh import Placement
+from gear_jax.replay._state import Handle, ReplayState, Sample
+
+FIELDS = tuple(field.name for field in dataclasses.fields(ReplayState))
+# What a call changes of a state, where that is not all of it. The rest stays out of the results of the compiled call,
+# each of which costs time, and is not copied where the state is kept.
+_SAMPLED = ("counters", "selector", "ticket")
+_CHANGED = {
+    "sample": _SAMPLED,
+    "sample_start": _SAMPLED,
+    "sample_next": _SAMPLED,
+    "update_priorities": ("priority", "mass", "sums", "max_priority", "counters", "ticket"),
+}
+# Arguments of the compiled call that are static: batch sizes, queues, depths.
+_STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (5, 6, 7)}
+# How the arguments of a call lie on a mesh: cut along the rows that are added, along the batch, or had by all devices;
+# None: no array.
+_LAYOUTS = {
+    "add": ("held", "held", "held"),
+    "append": ("held", "held", "held"),
+    "sample": ("all", None, "batch"),
+    "update_priorities": ("all", "all"),
+}
+
+
+class Calls:
+    """The calls of a table. `function(config, state, *args)` returns the next state and something beside it.
+
+    Attributes:
+      config: of the whole table.
+      placement: its mesh, or None.
+      donate: whether a call outside jit consumes the state.
+    """
+
+    def __init__(self, config: Config, placement: Placement | None, donate: bool):
+        self.config, self.placement, self.donate = config, placement, donate
+        self._compiled: dict[str, Any] = {}
+
+    def init(self, function: Callable, key: jax.Array) -> Any:
+        """`function(config, key)`, which returns a state, on each device with the config that it has."""
+        if self.placement is None:
+            return function(self.config, key)
+        placement = self.placement
+
+        def local(key):
+            state = function(self._local(), key)
+            if self.config.selection == "decentralized":
+                state = state.replace(selector=jax.tree.map(lambda x: x[None], state.selector))
+            return state
+
+        return placement.run(local, PartitionSpec(), self._state_spec())(key)
+
+    def compiled_init(self, name: str, function: Callable) -> Callable:
+        """The same, compiled."""
+        if name not in self._compiled:
+            self._compiled[name] = jax.jit(functools.partial(self.init, function))
+        return self._compiled[name]
+
+    def run(self, name: str, function: Callable, state: ReplayState, *args: Any) -> tuple[ReplayState, Any]:
+        """Calls a function: as part of the program that is being traced, or as a program of its own.
+
+        Raises:
+          ValueError: if the state is consumed, is of another table, or cannot be written in place.
+        """
+        if traced(state.ticket, *jax.tree.leaves(args)):
+            return self._checked(name, function, state, *args)
+        check_alive(name, state)
+        state = _memory.place(self.config, self.placement, state)
+        changed = _CHANGED.get(name, FIELDS)
+        fields = {name: getattr(state, name) for name in FIELDS}
+        fields = {name: fields.pop(name) for name in changed}, fields
+        try:
+            after, result = self._jitted(name, function)(*fields, *args)
+        except ValueError as e:
+            if "external reference" not in str(e):
+                raise
+            raise value_error(
+                f"{name}: state", got="a column that NumPy, or another library, still looks at",
+                wanted="columns of its own, to write in place",
+                fix="Read columns with replay.sample or ops.gather, or look at a copy: "
+                "jax.device_put(column, jax.memory.Space.Device).",
+            ) from e  # fmt: skip
+        return state.replace(**after), result
+
+    def _jitted(self, name: str, function: Callable) -> Callable:
+        if name not in self._compiled:
+            # `out` of a sample is given up also where the state is kept.
+            donated = ((0,) if self.donate else ()) + ((4,) if name == "sample" else ())
+            run = functools.partial(self._split, name, function)
+            self._compiled[name] = jax.jit(run, static_argnums=_STATIC.get(name, ()), donate_argnums=donated)
+        return self._compiled[name]
+
+    def _split(self, name: str, function: Callable, changed: dict[str, Any], kept: dict[str, Any], *args: Any):
+        """A function of a state, from and to the fields that it changes; runs at trace time only."""
+        # Static arguments of jit keep their places: (changed, kept) stand for the state and what binds the function.
+        state, result = self._checked(name, function, ReplayState(**changed, **kept), *args)
+        return {field: getattr(state, field) for field in changed}, result
+
+    def _checked(self, name: str, function: Callable, state: ReplayState, *args: Any):
+        """Calls a function of a state that has been seen to be of this table; runs at trace time only."""
+        _state.check_table(name, self.config, state)
+        if self.placement is None:
+            return function(self.config, state, *args)
+        return self._over_devices(name, function, state, *args)
+
+    def _over_devices(self, name: str, function: Callable, state: ReplayState, *args: Any):
+        placement, layouts = self.placement, _LAYOUTS.get(name)
+        assert placement is not None
+        if layouts is None:
+            raise value_error(
+                name, got="a table over a mesh", wanted="one on a single device",
+                fix="Use sample: in one program XLA overlaps it with what does not depend on it.",
+            )  # fmt: skip
+        specs = {"held": placement.held, "batch": placement.batch, "all": PartitionSpec()}
+        arrays = [(x, specs[layout]) for x, layout in zip(args, layouts, strict=True) if layout is not None]
+        for x, layout in zip(args, layouts, strict=True):
+            if layout == "held":
+                n = placement.devices
+                for leaf in jax.tree.leaves(x):
+                    check_divides(f"{name}: rows", np.shape(leaf)[0], n, f"the {n} devices of {placement.axis}")
+
+        def local(state, *given):
+            rest = iter(given)
+            full = [x if layout is None else next(rest) for x, layout in zip(args, layouts, strict=True)]
+            return function(self._local(), state, *full)
+
+        result = {"sample": placement.sample(), "update_priorities": ()}.get(
+            name, Handle(placement.held, placement.held)
+        )
+        whole = self._state_spec()
+        run = placement.run(local, (whole, *(spec for _, spec in arrays)), (whole, result))
+        return run(state, *(x for x, _ in arrays))
+
+    def _local(self) -> Config:
+        placement = self.placement
+        assert placement is not None
+        return self.config.local(placement.axis, placement.batch_axis, placement.exchange)
+
+    def _state_spec(self) -> ReplayState:
+        placement = self.placement
+        assert placement is not None
+        selector = placement.held if self.config.selection == "decentralized" else PartitionSpec()
+        return placement.state(self.config.streams > 0, selector)
+
+
+def recyclable(out: Any):
+    """The (data, mask) of a sample whose memory may be taken.
+
+    Raises:
+      TypeError, ValueError: if it is no sample, or consumed.
+    """
+    if not isinstance(out, Sample):
+        raise type_error("out", got=type(out).__name__, wanted="a Sample", fix="Pass an earlier sample of this replay.")
+    arrays = [x for x in jax.tree.leaves((out.data, out.mask)) if not isinstance(x, (np.ndarray, Tracer))]
+    if any(x.is_deleted() for x in arrays):
+        raise value_error(
+            "out", got="a sample that an earlier call has consumed", wanted="one whose memory is still its own",
+            fix="Pass the last sample, and pass each only once.",
+        )  # fmt: skip
+    return out.data, out.mask
+
+
+def traced(*leaves: Any) -> bool:
+    """Whether any of them is part of a program that is being traced."""
+    return any(isinstance(x, Tracer) for x in leaves)
+
+
+def check_alive(name: str, state: ReplayState) -> None:
+    """Raises a ValueError if a call has consumed the state."""
+    # Leaves that were restored from bytes may be NumPy arrays, which nothing consumes.
+    if isinstance(state.ticket, jax.Array) and state.ticket.is_deleted():
+        raise value_error(
+            f"{name}: state",
+            got="a state that an earlier call has consumed",
+            wanted="the state that the last call returned",
+            fix="Rebind it: `state, sample = replay.sample(state, ...)`; make_replay(donate=False) keeps old ones.",
+        )

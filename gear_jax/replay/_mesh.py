@@ -1,0 +1,155 @@
+"""A table over the devices of a mesh: who holds what, and the functions of one device run on all of them."""
+
+import dataclasses
+import hashlib
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gear_jax import ops
+from gear_jax._errors import message, type_error, value_error
+from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
+
+EXCHANGES = ("peer", "collective")
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How a table lies on a mesh.
+
+    Attributes:
+      mesh: the mesh.
+      axis: names of the axes that the partitions are spread over, the slowest first.
+      batch_axis: the one of them that a batch is spread over; it is repeated over the others.
+      exchange: how a device gets the rows of its part of a batch that others hold: "peer" or "collective".
+      memory: the memory kind of the columns.
+    """
+
+    mesh: Mesh
+    axis: tuple[str, ...]
+    batch_axis: str
+    exchange: str
+    memory: str
+
+    @property
+    def devices(self) -> int:
+        """n, the devices that hold different partitions."""
+        return math.prod(self.mesh.shape[name] for name in self.axis)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch is cut."""
+        return self.mesh.shape[self.batch_axis]
+
+    @property
+    def local_devices(self) -> list[Any]:
+        """The mesh's devices of this process."""
+        return list(self.mesh.local_devices)
+
+    def sharding(self, spec: PartitionSpec, memory: str | None = None) -> NamedSharding:
+        """Of a global array."""
+        return NamedSharding(self.mesh, spec, memory_kind=memory)
+
+    @property
+    def held(self) -> PartitionSpec:
+        """Of what is cut along the partitions, or the rows that are added."""
+        return PartitionSpec(self.axis)
+
+    @property
+    def batch(self) -> PartitionSpec:
+        """Of what is cut along the rows of a batch."""
+        return PartitionSpec(self.batch_axis)
+
+    def state(self, streams: bool, selector: PartitionSpec) -> ReplayState:
+        """The specs of a state."""
+        held, all_have = self.held, PartitionSpec()
+        return ReplayState(
+            columns=held, length=held, generation=held, sequence=held, priority=held, mass=held, sums=held,
+            max_priority=all_have, cursor=held, counters=held, clock=all_have, selector=selector,
+            streams=Streams(held, held) if streams else None, ticket=held,
+        )  # fmt: skip
+
+    def sample(self) -> Sample:
+        """The specs of a batch."""
+        b = self.batch
+        return Sample(b, b, Handle(b, b), b, b, b, b, b)
+
+    def run(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        """A function of global arrays, from one of a device's."""
+        # check_vma: what is the same on all devices is made so by collectives that it would not follow (`_axis`).
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(self.axis), check_vma=False
+        )
+
+
+def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory: str | None) -> Placement:
+    """Checks the arguments of `make_replay` that name a mesh.
+
+    Raises:
+      TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
+    """
+    if not isinstance(mesh, Mesh):
+        fix = 'Write jax.make_mesh((n,), ("replay",)).'
+        raise type_error("mesh", got=type(mesh).__name__, wanted="a jax.sharding.Mesh of devices", fix=fix)
+    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in names:
+        if name not in mesh.shape:
+            raise value_error(
+                "axis", got=repr(name), wanted=f"an axis of the mesh, {tuple(mesh.shape)}",
+                fix="Name the axes that the table is spread over, or make the mesh with that axis.",
+            )  # fmt: skip
+    if not names or len(set(names)) != len(names):
+        fix = 'Write axis="replay" or axis=("data", "model").'
+        raise value_error("axis", got=repr(axis), wanted="one or more different axes of the mesh", fix=fix)
+    batch_axis = names[0] if batch_axis is None else batch_axis
+    if batch_axis not in names:
+        raise value_error(
+            "batch_axis", got=repr(batch_axis), wanted=f"one of axis, {names}", fix="Leave it out for the first of them."
+        )
+    if exchange is not None:
+        check_exchange(exchange)
+    if memory is None:
+        memory = "device" if mesh.devices.flat[0].platform == "cpu" else "pinned_host"
+    why = _no_peers(mesh, memory)
+    if exchange == "peer" and why:
+        raise value_error("exchange", got="'peer'", wanted=f"'collective', because {why}", fix="Leave it out.")
+    return Placement(mesh, names, batch_axis, exchange or ("collective" if why else "peer"), memory)
+
+
+def check_exchange(exchange: Any) -> None:
+    """Raises a ValueError unless it is one of `EXCHANGES`."""
+    if exchange not in EXCHANGES:
+        raise value_error("exchange", got=repr(exchange), wanted=f"one of {EXCHANGES}", fix="Leave it out.")
+
+
+def _no_peers(mesh: Mesh, memory: str) -> str | None:
+    """Why one device cannot read another's columns where they are; None if it can."""
+    if not hasattr(ops, "pointers"):
+        return "there is no other way yet"
+    if len({d.process_index for d in mesh.devices.flat}) > 1:
+        return "the mesh is of several processes, which do not see each other's memory"
+    if mesh.devices.flat[0].platform != "cpu" and memory != "pinned_host":
+        return f"columns in memory {memory!r} are no other device's to read"
+    return None
+
+
+def check_agreement(config: Any, placement: Placement) -> None:
+    """Raises a RuntimeError, on all processes, if they have not all been given the same table."""
+    if len({d.process_index for d in placement.mesh.devices.flat}) == 1:
+        return
+    text = f"{config} {placement.axis} {placement.batch_axis} {placement.exchange} {dict(placement.mesh.shape)}"
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+    everyone = np.asarray(multihost_utils.process_allgather(digest))
+    others = [i for i, x in enumerate(everyone) if not np.array_equal(x, everyone[0])]
+    if others:
+        raise RuntimeError(
+            message(
+                "make_replay", got=f"another table on process(es) {others} than on process 0",
+                wanted="the same on all of them",
+                fix=f"Compare what each passes; this process, {jax.process_index()}, has {text}.",
+            )  # fmt: skip
+        )

@@ -1,0 +1,53 @@
+"""What a state says of its table, in Python numbers."""
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from gear_jax.replay._state import Counter, ReplayState
+
+
+def of_state(capacity: int, state: ReplayState) -> dict[str, int | float]:
+    """The statistics of a state. Over several processes, each adds up its own shards, and all get the sums."""
+    numbers = _count(_own(state.length), _own(state.counters))
+    if state.streams is not None:
+        numbers["open_streams"] = sum(int((x >= 0).sum()) for x in _own(state.streams.slot))
+    if isinstance(state.length, jax.Array) and not state.length.is_fully_addressable:
+        numbers = dict(zip(numbers, _over_processes(list(numbers.values())), strict=True))
+    return {**numbers, "capacity": capacity, "max_priority": float(_own(state.max_priority)[0].max())}
+
+
+def of_arrays(
+    capacity: int, length: np.ndarray, counters: np.ndarray, max_priority: np.ndarray
+) -> dict[str, int | float]:
+    """The statistics of lengths `[P, S]`, counters `[P, 5, 2]` and a largest priority `[1]` that a file holds."""
+    return {**_count([length], [counters]), "capacity": capacity, "max_priority": float(max_priority.max())}
+
+
+def _count(length: list[np.ndarray], counters: list[np.ndarray]) -> dict[str, int]:
+    return {
+        "trajectories": sum(int((x > 0).sum()) for x in length),
+        "steps": sum(int(x.sum(dtype=np.int64)) for x in length),
+        **{c.name.lower(): sum(int64(x[:, c]) for x in counters) for c in Counter},
+    }
+
+
+def int64(words: np.ndarray) -> int:
+    """The sum of 64-bit counters `uint32[..., 2]` as a Python number."""
+    words = np.asarray(words).astype(object)
+    return int((words[..., 0] * 2**32 + words[..., 1]).sum())
+
+
+def _own(x: jax.Array | np.ndarray) -> list[np.ndarray]:
+    """The shards of an array that this process answers for: each place once, over all processes."""
+    if isinstance(x, np.ndarray):
+        return [x]
+    if x.is_fully_replicated:
+        return [np.asarray(x.addressable_shards[0].data)]
+    return [np.asarray(s.data) for s in x.addressable_shards if s.replica_id == 0]
+
+
+def _over_processes(numbers: list[int]) -> list[int]:
+    words = np.array([[n >> 32, n & 0xFFFFFFFF] for n in numbers], np.uint32)
+    everyone = np.asarray(multihost_utils.process_allgather(words))
+    return [int64(everyone[:, i]) for i in range(len(numbers))]
