@@ -31,8 +31,7 @@ from gear_jax._checkpoint_items import (
     IndexSave,
 )
 from gear_jax._errors import message, type_error, value_error
-from gear_jax.replay import Replay, ReplayState
-from gear_jax.replay import _statistics
+from gear_jax.replay import Replay, ReplayState, _statistics
 
 FORMAT = 1
 _COMPLETE = "_CHECKPOINT_METADATA"  # what Orbax puts into a step's folder
