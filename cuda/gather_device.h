@@ -73,9 +73,7 @@ inline GatherEntry MakeEntry(const GatherCall& call, const GatherColumn& column)
   const bool lines = entry.alignment == 16 * kLineChunks && aligned && entry.row_bytes % 16 == 0;
   const int64_t units = ChunksSpanned(entry.row_bytes, entry.row_bytes, aligned, lines ? column.step_bytes : 1);
   entry.units = Divisor(static_cast<uint32_t>(units), static_cast<uint64_t>(units) * call.rows + 4096);
-  uint8_t pad[16];
-  for (int64_t i = 0; i < 16; ++i) pad[i] = column.pad_value[i % column.value_bytes];
-  __builtin_memcpy(&entry.pad, pad, 16);
+  __builtin_memcpy(&entry.pad, column.PadChunk().data(), 16);
   return entry;
 }
 

@@ -23,11 +23,6 @@ bool IsWhole(const Window& window) { return !window.anchored && window.offset ==
 
 }  // namespace
 
-Visible Gather::RowVisible(const Window& window, int64_t row) const {
-  if (slot[row] < 0 || slot[row] >= slots) return Visible{};
-  return See(window, anchor[row], length[row], steps);
-}
-
 int64_t GatherCall::FirstBadRow() const {
   for (int64_t row = 0; row < rows; ++row) {
     if (slot[row] < 0 || slot[row] >= slots) return row;

@@ -61,6 +61,13 @@ struct GatherColumn {
   int64_t value_bytes = 1;
   const uint32_t* address = nullptr;  // [4], names the table (ffi/address.h), whose place is not known yet
   int64_t address_alignment = 1;      // the table that it names begins at a multiple of so many bytes
+
+  // What 16 bytes of padding are that begin at a multiple of 16; the output begins at one of `value_bytes`.
+  std::array<uint8_t, 16> PadChunk() const {
+    std::array<uint8_t, 16> chunk;
+    for (int64_t i = 0; i < 16; ++i) chunk[i] = pad_value[i % value_bytes];
+    return chunk;
+  }
 };
 
 struct GatherMask {
@@ -85,6 +92,11 @@ struct GatherCall {
 
   // The first row with a slot outside [0, slots), or -1.
   int64_t FirstBadRow() const;
+
+  // What a window shows of a row.
+  Visible RowVisible(const Window& window, int64_t row) const {
+    return slot[row] < 0 || slot[row] >= slots ? Visible{} : See(window, anchor[row], length[row], steps);
+  }
 };
 
 // A call on the CPU.
@@ -102,7 +114,6 @@ class Gather : public Work, public GatherCall {
   struct Piece {
     int64_t column, begin, end;  // bytes of the column's output; from columns.size() on, rows of a mask
   };
-  Visible RowVisible(const Window& window, int64_t row) const;
   void FillRow(const GatherColumn& column, int64_t row, int64_t begin, int64_t end) const;
   bool CopyWords(const GatherColumn& column, int64_t begin, int64_t end) const;
   template <typename Word>

@@ -133,4 +133,9 @@ ffi::Error CheckGather(const GatherCall& call) {
                          "Pass slots of the table, or unset GEAR_JAX_CHECKS to get padding there.");
 }
 
+ffi::Error CheckCopied(const GatherCall& call, const Int64s& copied) {
+  if (copied.size() == call.columns.size()) return ffi::Error::Success();
+  return InvalidArgument("gear_gather_engine: copied", copied.size(), call.columns.size(), kInternal);
+}
+
 }  // namespace gear_jax

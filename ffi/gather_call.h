@@ -52,6 +52,9 @@ xla::ffi::ErrorOr<GatherOperands> ReadGather(xla::ffi::Buffer<xla::ffi::S32> slo
 // The error for a row outside the table, or success.
 xla::ffi::Error CheckGather(const GatherCall& call);
 
+// The error for an attribute of `gear_gather_engine` that says not of each column whether it is copied, or success.
+xla::ffi::Error CheckCopied(const GatherCall& call, const Int64s& copied);
+
 // Binds the operands, behind what a platform's handler takes first.
 template <typename Binding>
 auto BindGatherOperands(Binding&& binding) {
@@ -85,6 +88,16 @@ template <typename Binding>
 auto BindGather(Binding&& binding) {
   return BindGatherAttributes(BindGatherOperands(std::forward<Binding>(binding)).RemainingRets())
       .template Attr<Int64s>("addresses");
+}
+
+// `gear_gather_engine`: a gather whose operands slot, anchor and length lie in pinned_host memory, S(5) in the compiled
+// program, and hold their numbers *before* the program is dispatched, because a GPU's handler reads them on the host
+// while it enqueues: whoever calls it puts them there and waits for that (ops/_gather_engine.py). Columns are arrays,
+// not addresses. `copied`: 0 or 1 for each column, whether the copy engines take it. A CPU reads all columns alike.
+template <typename Binding>
+auto BindGatherEngine(Binding&& binding) {
+  return BindGatherAttributes(BindGatherOperands(std::forward<Binding>(binding)).RemainingRets())
+      .template Attr<Int64s>("copied");
 }
 
 }  // namespace gear_jax

@@ -39,10 +39,25 @@ ffi::Future GatherCpu(ffi::ThreadPool pool, S32 slot, S32 anchor, S32 length, S3
   return Spread(pool, std::move(gather), bytes);
 }
 
+// The same: a CPU has no copy engines.
+template <bool kChecks>
+ffi::Future GatherEngineCpu(ffi::ThreadPool pool, S32 slot, S32 anchor, S32 length, S32 ticket, ffi::RemainingArgs args,
+                            ffi::RemainingRets rets, int64_t slots, int64_t steps, Int64s offsets, Int64s lengths,
+                            Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, bool masks, bool ordered,
+                            int64_t blocks, Int64s /*copied*/) {
+  return GatherCpu<kChecks>(pool, slot, anchor, length, ticket, args, rets, slots, steps, offsets, lengths, anchored,
+                            pads, pad_values, lead, masks, ordered, blocks, {});
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_gather_cpu, GatherCpu<false>, BindGather(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_gather_checked_cpu, GatherCpu<true>,
                               BindGather(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_gather_engine_cpu, GatherEngineCpu<false>,
+                              BindGatherEngine(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(gear_gather_engine_checked_cpu, GatherEngineCpu<true>,
+                              BindGatherEngine(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()));
 
 }  // namespace gear_jax

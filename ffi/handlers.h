@@ -10,6 +10,8 @@ namespace gear_jax {
 #define GEAR_JAX_FOR_EACH_TARGET(f) \
   f(gear_gather);                   \
   f(gear_gather_checked);           \
+  f(gear_gather_engine);            \
+  f(gear_gather_engine_checked);    \
   f(gear_gather_start);             \
   f(gear_gather_start_checked);     \
   f(gear_gather_done);              \

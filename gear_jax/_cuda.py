@@ -13,6 +13,7 @@ _PROC_VERSION = pathlib.Path("/proc/driver/nvidia/version")
 # Numbers of CUdevice_attribute.
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING, _MAJOR, _MINOR = 19, 41, 75, 76
 _SUCCESS, _NO_DEVICE = 0, 100
+_BATCH_COPY = 12080  # since when there is cudaMemcpyBatchAsync
 
 
 class DriverError(RuntimeError):
@@ -114,6 +115,27 @@ def driver_problem(driver: Any, runtime: int) -> str | None:
         wanted=f"one for CUDA {runtime // 1000}, which this build of gear_jax uses",
         fix="Update the NVIDIA driver, or build gear_jax with a CUDA toolkit of the driver's version.",
     )  # fmt: skip
+
+
+def batch_copy_problem(newest: int, runtime: int) -> str | None:
+    """Why a GPU's copy engines cannot be given many copies in one call; None if they can.
+
+    Args:
+      newest: the newest CUDA that the driver runs, 1000 * major + 10 * minor.
+      runtime: the CUDA runtime of this build's library, likewise.
+    """
+    wanted = f"one for CUDA {version(_BATCH_COPY)} or newer, which has cudaMemcpyBatchAsync"
+    if newest < _BATCH_COPY:
+        return message(
+            "CUDA driver", got=f"{driver_version() or 'one'}, for CUDA up to {version(newest)}", wanted=wanted,
+            fix="Update the NVIDIA driver; until then kernels do all gathers.",
+        )  # fmt: skip
+    if runtime < _BATCH_COPY:
+        return message(
+            "CUDA library of gear_jax", got=f"one for CUDA {version(runtime)}", wanted=wanted,
+            fix="Build gear_jax with a newer CUDA toolkit; until then kernels do all gathers.",
+        )  # fmt: skip
+    return None
 
 
 def host_memory_problem(device: Device) -> str | None:

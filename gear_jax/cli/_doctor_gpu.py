@@ -67,6 +67,8 @@ def _driver(driver: Any) -> tuple[list[tuple[str, str]], str | None]:
         rows.append((f"GPU {i}", f"{device.name}, compute capability {major}.{minor}: {text}"))
         problem = problem or why
     runtime = _runtime()
+    lacking = _cuda.batch_copy_problem(newest, newest if runtime is None else runtime)
+    rows.append(("copy engines", lacking or "gathers of large windows, called outside of programs, may use them"))
     return rows, problem or (_cuda.driver_problem(driver, runtime) if runtime else None)
 
 

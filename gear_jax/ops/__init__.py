@@ -6,6 +6,7 @@ what it does under vmap.
 
 from gear_jax.ops._addresses import Addresses
 from gear_jax.ops._gather import gather, gather_rows
+from gear_jax.ops._gather_engine import stats
 from gear_jax.ops._gather_start import Pending, gather_done, gather_start, release_queue
 from gear_jax.ops._registry import check_platform, new_ticket
 from gear_jax.ops._scatter import scatter, scatter_rows, seal
@@ -25,6 +26,7 @@ __all__ = [
     "scatter",
     "scatter_rows",
     "seal",
+    "stats",
     "sumtree_roots",
     "sumtree_sample",
     "sumtree_update",

@@ -1,6 +1,7 @@
 """`gather`: windows of trajectories out of column tables."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax.custom_batching import custom_vmap
 
 from gear_jax import _env
 from gear_jax._errors import type_error, value_error
-from gear_jax.ops import _addresses, _registry
+from gear_jax.ops import _addresses, _gather_engine, _registry
 from gear_jax.ops._addresses import Addresses, Layout
 
 # The numbers are part of the C++ side (ffi/gather.h).
@@ -35,6 +36,7 @@ class Plan:
     order: bool | None = None
     blocks: int | None = None
     layouts: tuple[Layout | None, ...] = ()  # of the columns that are given by address; (): none is
+    copied: tuple[bool, ...] = ()  # which columns the copy engines take; (): kernels take all
 
     @property
     def lead(self) -> int:
@@ -48,9 +50,9 @@ class Plan:
 
 def gather(
     columns: Any,
-    slots: jax.Array,
-    starts: jax.Array,
-    lengths: jax.Array,
+    slots: jax.Array | np.ndarray,
+    starts: jax.Array | np.ndarray,
+    lengths: jax.Array | np.ndarray,
     windows: Any = None,
     *,
     ticket: jax.Array | None = None,
@@ -58,6 +60,7 @@ def gather(
     out: Any = None,
     order: bool | None = None,
     blocks: int | None = None,
+    engine: str = "auto",
 ) -> tuple[Any, Any, jax.Array]:
     """Reads windows of rows of column tables, with padding and masks, in one call.
 
@@ -76,12 +79,17 @@ def gather(
       after: pytree of arrays that must be there first; they are only waited for. An array that a later in-place write
         replaces, and that was read by something else than this call, belongs here (the reads' results, that is).
       out: None, or a pair (data, mask) of an earlier call with the same shapes, whose memory the results then take.
-        They are consumed; donate them at the jit boundary, or XLA copies them first. Without effect under vmap.
+        They are consumed; donate them at the jit boundary, or XLA copies them first. Without effect under vmap, and
+        where the copy engines are used.
       order: whether a GPU reads the rows in the order of their slots (each still lands in its own place): many small
         rows of a table of many GB are bound by the translation of their addresses otherwise. Takes 4 * B bytes while
         it runs. None: where that pays. Without effect on a CPU.
       blocks: thread blocks that the kernel takes on a GPU (of 512 threads, one a multiprocessor at most); what is left
         stays free for other work. None: 12 for columns in host memory, which fill a PCIe link, all for others.
+      engine: what moves the data on a GPU: "kernel", or "copy": the copy engines, which take no multiprocessor. They
+        need a call outside of programs, columns in `pinned_host`, slots, starts and lengths in NumPy, which the host
+        can read, and a driver for CUDA 12.8. "auto": where that is so, columns of large windows go by the copy engines,
+        others by a kernel; else all by a kernel. `gear_jax.ops.stats()` says what was used. Static.
 
     Returns:
       (data, mask, ticket): trees like `columns` with leaves `[B, W, *shape]` and `bool[B, W]`, and a ticket `int32[1]`
@@ -89,8 +97,9 @@ def gather(
       read's values.
 
     Raises:
-      TypeError, ValueError: at trace time, for shapes, dtypes and windows that do not fit, and for addresses of memory
-        that is known to be gone.
+      TypeError, ValueError: at trace time, for shapes, dtypes and windows that do not fit, for addresses of memory
+        that is known to be gone, and for `engine="copy"` where it cannot be had (RuntimeError: for want of a driver;
+        "auto" warns of that).
       JaxRuntimeError, ValueError: when it runs, for addresses of memory that is not there. A GPU's kernel cannot raise:
         all rows of that column are padding, and the next gather by address, or `gear_jax.external.check()`, raises
         (with `GEAR_JAX_CHECKS=1` this one does; a gather that XLA replays in a CUDA graph does not look, so check).
@@ -100,21 +109,30 @@ def gather(
     is never broadcast. Not differentiable.
     """
     leaves, tree, rows, plan = prepare(columns, slots, starts, lengths, windows, order, blocks)
-    outs = () if out is None else _recycled(out, leaves, tree, rows[0].shape[0], plan)
-    ticket = _registry.ticket(ticket)
+    n = rows[0].shape[0]
+    outs = () if out is None else _recycled(out, leaves, tree, n, plan)
+    ticket, after = _registry.ticket(ticket), jax.tree.leaves(after)
+    sizes = [w * math.prod(c.shape[3:]) * c.dtype.itemsize for c, w in zip(leaves, plan.lengths, strict=True)]
+    copied = _gather_engine.choose(engine, leaves, rows, sizes, (ticket, after, outs))
     given = [_addresses.words_of(i, c) if isinstance(c, Addresses) else c for i, c in enumerate(leaves)]
-    data, masks, last = _call(plan)(*rows, ticket, given, jax.tree.leaves(after), list(outs))
+    if copied is None:
+        data, masks, last = _call(plan)(*map(jnp.asarray, rows), ticket, given, after, list(outs))
+    else:
+        if any(copied):
+            rows, outs, plan = _gather_engine.on_host(rows, leaves), (), dataclasses.replace(plan, copied=copied)
+        data, masks, last = _outside(plan, *rows, ticket, given, after, list(outs))
+        _gather_engine.record(copied, sizes, n)
     return tree.unflatten(data), tree.unflatten(masks), last
 
 
 def prepare(columns: Any, slots, starts, lengths, windows: Any, order: bool | None, blocks: int | None):
-    """Checks the arguments of `gather`: (columns as leaves, their tree, (slots, starts, lengths), the plan)."""
+    """Checks the arguments of `gather`: (columns as leaves, their tree, the rows where they are, the plan)."""
     given, tree = jax.tree.flatten(columns, is_leaf=_addresses.is_addresses)
     leaves: list[Any] = [c if isinstance(c, Addresses) else jnp.asarray(c) for c in given]
     p, s, t = _registry.table_shape(leaves)
-    slots = _registry.ids("slots", slots)
-    starts = _registry.ids("starts", starts, slots.shape)
-    lengths = _registry.ids("lengths", lengths, slots.shape)
+    slots = _registry.where_they_are("slots", slots)
+    starts = _registry.where_they_are("starts", starts, slots.shape)
+    lengths = _registry.where_they_are("lengths", lengths, slots.shape)
     plan = _plan(leaves, tree, windows, p * s, t)
     layouts = tuple(map(_addresses.layout, leaves))
     plan = dataclasses.replace(plan, order=order, blocks=_registry.check_blocks(blocks), layouts=layouts)
@@ -299,6 +317,12 @@ def _sub_plan(plan: Plan, index: list[int]) -> Plan:
     return dataclasses.replace(plan, **{n: tuple(getattr(plan, n)[i] for i in index) for n in names})
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _outside(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
+    """A call outside of programs: one that is compiled once."""
+    return _ffi(plan, slots, starts, lengths, ticket, columns, after, out)
+
+
 def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
     n = slots.shape[0]
     tables = [plan.layout(i) or c for i, c in enumerate(columns)]
@@ -310,14 +334,17 @@ def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
     results += [jax.ShapeDtypeStruct((1,), jnp.int32)]
     given = attributes(plan, columns, n)
     results += [jax.ShapeDtypeStruct((n + _ORDER_SCRATCH,), jnp.int32)] if given["ordered"] else []
+    if plan.copied:
+        given["copied"] = np.asarray(plan.copied, np.int64)
+    else:
+        given["addresses"] = np.asarray([_numbers(plan.layout(i)) for i in range(len(columns))], np.int64).reshape(-1)
     first_out = 4 + len(columns) + len(after)
     got = _registry.call(
-        "gear_gather_checked" if plan.checks else "gear_gather",
+        ("gear_gather_engine" if plan.copied else "gear_gather") + ("_checked" if plan.checks else ""),
         results,
         [slots, starts, lengths, ticket, *columns, *after, *out],
         aliases={first_out + i: i for i in range(len(out))},
         **given,
-        addresses=np.asarray([_numbers(plan.layout(i)) for i in range(len(columns))], np.int64).reshape(-1),
     )
     k = len(columns)
     last = k + (0 if plan.rows else k)
@@ -363,6 +390,8 @@ def _order_pays(plan: Plan, columns, rows: int) -> bool:
     if rows < _ORDER_ROWS:
         return False
     for i, (c, w) in enumerate(zip(columns, plan.lengths, strict=True)):
+        if plan.copied and plan.copied[i]:
+            continue
         in_host, c = plan.layout(i) is not None or _registry.in_host_memory(c), plan.layout(i) or c
         table_bytes = c.size * c.dtype.itemsize
         row_bytes = w * (table_bytes // max(1, plan.slots * plan.steps))

@@ -115,6 +115,7 @@ def start_in_queue(
     if blocks is None and any(map(_registry.in_host_memory, arrays)):
         blocks = _BLOCKS
     leaves, tree, rows, plan = _gather.prepare(columns, slots, starts, lengths, windows, order, blocks)
+    rows = tuple(map(jnp.asarray, rows))
     n = rows[0].shape[0]
     shapes = tuple((n, w, *c.shape[3:]) for c, w in zip(leaves, plan.lengths, strict=True))
     dtypes = tuple(np.dtype(c.dtype) for c in leaves)

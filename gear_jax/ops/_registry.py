@@ -112,7 +112,12 @@ def ids(what: str, x: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
       TypeError: if it does not hold integers.
       ValueError: if it is not of the shape (None: any length, one dimension).
     """
-    x = int32(what, x)
+    return jnp.asarray(where_they_are(what, x, shape))
+
+
+def where_they_are(what: str, x: Any, shape: tuple[int, ...] | None = None) -> jax.Array | np.ndarray:
+    """The same, on the host as long as it was nowhere else: a NumPy array unless `x` is JAX's."""
+    x = _int32(what, x)
     if (x.ndim != 1) if shape is None else (x.shape != shape):
         wanted = "one dimension" if shape is None else f"shape {shape}"
         raise value_error(what, got=f"shape {x.shape}", wanted=wanted, fix="Give one number for each row.")
@@ -125,6 +130,10 @@ def int32(what: str, x: Any) -> jax.Array:
     Raises:
       TypeError: if it does not hold integers.
     """
+    return jnp.asarray(_int32(what, x))
+
+
+def _int32(what: str, x: Any) -> jax.Array | np.ndarray:
     xp = jnp if isinstance(x, jax.Array) else np  # jax would cut a NumPy int64 before we see it
     x = xp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
@@ -137,7 +146,7 @@ def int32(what: str, x: Any) -> jax.Array:
         x = xp.clip(x, None, xp.asarray(limits.max, x.dtype))
         if jnp.issubdtype(x.dtype, jnp.signedinteger):
             x = xp.clip(x, xp.asarray(limits.min, x.dtype), None)
-    return jnp.asarray(x.astype(jnp.int32))
+    return x.astype(jnp.int32)
 
 
 def batch_all(size: int, arrays: Sequence[jax.Array], batched: Sequence[bool]) -> list[jax.Array]:

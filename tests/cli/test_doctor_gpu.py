@@ -61,6 +61,7 @@ def test_all_is_well(machine, monkeypatch):
     assert rows == {
         "driver": "580.65.06, for CUDA up to 13.0",
         "GPU 0": "NVIDIA H100, compute capability 9.0: its kernels reach page-locked host memory",
+        "copy engines": "gathers of large windows, called outside of programs, may use them",
         "pinned pool": f"64 GiB for each GPU of a process (default; {LIMIT} sets it)",
         "free memory": "200 GiB that could be page-locked",
         "container limit": "128 GiB in all, 100 GiB left: /sys/fs/cgroup/x",
@@ -70,6 +71,21 @@ def test_all_is_well(machine, monkeypatch):
         "page-locking": "1.7 GB/s: a table of 64 GiB takes 41 s to make",
     }
     assert machine.environ == [{"JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cuda": 12060, "runtime": 12090}, "CUDA driver: got 580.65.06, for CUDA up to 12.6,"),
+        ({"runtime": 12060}, "CUDA library of gear_jax: got one for CUDA 12.6, wanted one for CUDA 12.8"),
+        ({"cuda": 12060, "runtime": None}, "CUDA driver: got 580.65.06, for CUDA up to 12.6"),
+    ],
+)
+def test_copy_engines_that_need_more_are_no_fault(machine, change, said):
+    vars(machine).update(change)
+    rows, problem, _ = report()
+    assert rows["copy engines"].startswith(said) and "kernels do all gathers" in rows["copy engines"]
+    assert problem is None
 
 
 def test_settings_of_memory(machine, monkeypatch):
@@ -132,5 +148,6 @@ def test_a_speed_that_was_not_measured(machine, said):
 def test_this_machine(capsys):
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
-    for part in ("The GPU path works: a table in pinned_host", "page-locking", "pinned pool", "RLIMIT_MEMLOCK"):
+    parts = "page-locking", "copy engines", "pinned pool", "RLIMIT_MEMLOCK"
+    for part in ("The GPU path works: a table in pinned_host", *parts):
         assert part in text

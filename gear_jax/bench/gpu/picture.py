@@ -14,6 +14,7 @@ _OURS = {  # series -> (label, colour, marker, line)
     "windows, unsorted": ("the same, as they come", "#8fd3b6", "D", ""),
     "trajectories of 60 KB": ("trajectories of 60 KB, by B", "#5b3794", "^", ""),
     "trajectories of 12 MB": ("trajectories of 12 MB, by B", "#9a6fd0", "^", ""),
+    "engine=copy": ("copy engines", "#1b9e9e", "v", "-"),
     "insert": ("insert", "#b35806", "s", "-"),
 }
 _PEERS = ("#b2182b", "#e08214", "#777777", "#d6604d", "#4d4d4d", "#c994c7")

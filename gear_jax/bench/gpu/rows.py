@@ -6,6 +6,7 @@ from collections.abc import Callable
 from gear_jax.bench.gpu import (
     calling,
     device_tables,
+    engines,
     inserting,
     peers,
     priorities,
@@ -45,6 +46,7 @@ ROWS = (
     Row("gather", reading.gather, ("main",)),
     Row("windows", sequences.windows, ("windows",)),
     Row("trajectories", sequences.trajectories, ("windows", "main")),
+    Row("engine", engines.engines, ("main",)),
     Row("latency", calling.latency),
     Row("priorities", priorities.priorities),
     Row("hbm", device_tables.hbm),

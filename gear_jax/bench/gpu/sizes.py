@@ -23,6 +23,8 @@ class Sizes:
       copy_bytes, copies: of `cudaMemcpy`, and how many in a repetition.
       main, cell_bytes: slots and steps of the main table, and the bytes of a step.
       row_steps, batch_bytes: steps of the windows that are gathered from it, and bytes of a batch.
+      engine_steps: steps of the windows that the kernel and the copy engines gather from it.
+      beside: width of the matmul that runs beside them, and how many in a row.
       small: slots and steps of the table with steps of 256 bytes.
       windows, context, window_batch: slots and steps of a Decision Transformer's table, K, and B of its windows.
       short_batches, long_batches: B of whole trajectories, of that table and of the main one.
@@ -47,6 +49,8 @@ class Sizes:
     main: tuple[int, int]
     row_steps: tuple[int, ...]
     batch_bytes: tuple[int, ...]
+    engine_steps: tuple[int, ...]
+    beside: tuple[int, int]
     small: tuple[int, int]
     windows: tuple[int, int]
     context: int
@@ -80,6 +84,8 @@ FULL = Sizes(
     main=(512, 3072),  # 12.6 MB a trajectory, 6 GiB
     row_steps=(1, 4, 16, 256),
     batch_bytes=(BATCH_BYTES, 4 * BATCH_BYTES),
+    engine_steps=(1, 16, 64, 128, 256, 1024, 3072),  # 4 KiB to 12.6 MB
+    beside=(8192, 8),
     small=(1 << 24, 4),  # 16 GiB
     windows=(270_000, 1000),  # 64 KB a trajectory, 16.1 GiB
     context=20,
@@ -111,6 +117,7 @@ QUICK = dataclasses.replace(
     main=(64, 3072),
     row_steps=(1, 16),
     batch_bytes=(BATCH_BYTES,),
+    engine_steps=(16, 256, 3072),
     small=(1 << 20, 4),
     windows=(16_000, 1000),
     short_batches=(64, 1024),
@@ -137,6 +144,8 @@ TINY = Sizes(
     main=(8, 48),
     row_steps=(1, 4),
     batch_bytes=(4096,),
+    engine_steps=(1, 48),
+    beside=(32, 1),
     small=(512, 4),
     windows=(32, 40),
     context=5,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gear_jax import ops
-from gear_jax.bench.gpu import inserting, peers, priorities, sequences, tables, training
+from gear_jax.bench.gpu import engines, inserting, peers, priorities, sequences, tables, training
 from gear_jax.bench.gpu.findings import Findings, Wrong
 
 
@@ -127,3 +127,31 @@ def test_a_train_step_goes_down():
     for _ in range(200):
         params = training._train(params, data)
     assert params[0].dtype == jnp.bfloat16 and loss(params) < before
+
+
+def test_work_beside_gathers_is_compared_with_the_same_alone():
+    events, calls = [], []
+
+    def run():
+        events.append(len(calls))
+        return len(events)
+
+    def elapsed(which):  # the second, fourth ... time there are gathers beside it
+        return 0.010 if which % 2 else 0.013
+
+    assert engines._slower(3, run, elapsed, calls.append, 0.001) == pytest.approx(1.3)
+    assert len(events) == 8 and len(calls) == 4 * (3 + 15)
+    # A gather is under way when the work beside it begins, and none when it is alone.
+    assert [n % 18 for n in events] == [0, 1] * 4 and calls[:18] == list(range(18))
+
+
+def test_the_crossover_is_where_no_larger_window_is_slower(found):
+    engines._judge(found, {4096: 1.2, 1 << 18: 0.9, 1 << 20: 1.1, 4 << 20: 1.0})
+    (figure,) = found.figures
+    assert figure["value"] == 1024.0 and figure["unit"] == "KiB"
+    (target,) = found.targets
+    assert target["reached"] and target["shown"] == "windows of 4 MiB" and target["value"] == 1.0
+    engines._judge(found, {4096: 0.1, 1 << 20: 1.1, 4 << 20: 0.9})
+    assert not found.targets[1]["reached"] and found.notes == [
+        "The copy engines are slower than the kernel at the largest windows."
+    ]
