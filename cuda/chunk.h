@@ -22,11 +22,20 @@ struct Divisor {
   Divisor() = default;
   // `n_max`: the largest n. The quotient is exact where n * d < 2^64 (Lemire et al., "Faster remainder by direct
   // computation", 2019, theorem 1, with F = 64).
-  Divisor(uint32_t divisor, uint64_t n_max) : d(divisor) {
+  GEAR_JAX_HD Divisor(uint32_t divisor, uint64_t n_max) : d(divisor) {
     if (d > 1 && n_max <= ~uint64_t{0} / d) magic = ~uint64_t{0} / d + 1;
   }
   GEAR_JAX_HD uint64_t Quotient(uint64_t n) const {
     if (magic == 0) return d == 1 ? n : n / d;
+    return MultiplyHigh(n);
+  }
+  // The same without a branch, where `n_max` was below 2^32: the multiplication is exact then, for any d.
+  GEAR_JAX_HD uint32_t QuotientOfInt(uint32_t n) const {
+    return magic == 0 ? n : static_cast<uint32_t>(MultiplyHigh(n));
+  }
+
+ private:
+  GEAR_JAX_HD uint64_t MultiplyHigh(uint64_t n) const {
 #if defined(__CUDA_ARCH__)
     return __umul64hi(magic, n);
 #else

@@ -9,16 +9,26 @@ namespace {
 class OnDevice {
  public:
   explicit OnDevice(int ordinal) {
+    int devices = 0;
+    error_ = cudaGetDeviceCount(&devices);
+    // Not found out by CUDA: a call that fails is what compute-sanitizer looks for.
+    if (error_ == cudaSuccess && (ordinal < 0 || ordinal >= devices)) error_ = cudaErrorInvalidDevice;
+    if (error_ != cudaSuccess) return;
     error_ = cudaGetDevice(&before_);
-    if (error_ == cudaSuccess) error_ = cudaSetDevice(ordinal);
+    if (error_ != cudaSuccess) return;
+    error_ = cudaSetDevice(ordinal);
+    moved_ = true;
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() { cudaSetDevice(before_); }
+  ~OnDevice() {
+    if (moved_) cudaSetDevice(before_);
+  }
   cudaError_t error() const { return error_; }
 
  private:
   int before_ = 0;
+  bool moved_ = false;
   cudaError_t error_ = cudaSuccess;
 };
 

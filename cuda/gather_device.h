@@ -7,14 +7,19 @@
 #include "cuda/address_device.h"
 #include "cuda/chunk.h"
 #include "ffi/gather.h"
+#include "ffi/pointers.h"
 
 namespace gear_jax {
+
+// What is known of a table before `Resolve`: itself, its address (uint32[4]) or its shards' pointers (uint32[n, 2]).
+enum class Given : uint8_t { kTable, kAddress, kShards };
 
 // A column or a mask of a launch.
 struct GatherEntry {
   bool is_mask;
-  bool by_address;    // `table` is an address (uint32[4]) until `Resolve` has run
+  Given given;        // what `table` is
   uint8_t alignment;  // of the table, as far as it matters: 1, 16 or 128 bytes
+  uint8_t shards;     // of every column of the call
   int32_t column;     // its number, or that of the mask
   const uint8_t* table;
   uint8_t* out;
@@ -47,7 +52,7 @@ struct GatherRows {
 // step.
 GEAR_JAX_HD inline AddressFault Resolve(const RegistryView& registry, const GatherRows& rows, GatherEntry* entry) {
   AddressFault fault = AddressFault::kNone;
-  if (!entry->by_address) return fault;
+  if (entry->given != Given::kAddress) return fault;
   const int64_t bytes = rows.slots * rows.steps * entry->step_bytes;
   const auto* const address = reinterpret_cast<const uint32_t*>(entry->table);
   entry->table = FindTable(registry, address, bytes, entry->alignment, &fault);
@@ -55,15 +60,50 @@ GEAR_JAX_HD inline AddressFault Resolve(const RegistryView& registry, const Gath
   return fault;
 }
 
+// Where shard s of a column begins. A table of one piece is shards that follow each other.
+GEAR_JAX_HD inline const uint8_t* ShardBegin(const GatherRows& rows, const GatherEntry& entry, int32_t s) {
+  if (entry.given == Given::kShards) return ReadPointer(reinterpret_cast<const uint32_t*>(entry.table) + 2 * s);
+  return entry.table + s * (rows.slots / entry.shards) * rows.steps * entry.step_bytes;
+}
+
+// How a launch finds the steps of a slot that a window shows: in tables of one piece,
+struct WholeTables {
+  // The table's own beginning where the window shows none.
+  GEAR_JAX_HD const uint8_t* Find(const GatherRows& rows, const GatherEntry& entry, int32_t slot,
+                                  const Visible& seen) const {
+    if (seen.count == 0) return entry.table;
+    return entry.table + (static_cast<int64_t>(slot) * rows.steps + seen.step) * entry.step_bytes;
+  }
+};
+
+// or in shards. `table` of an entry is then a list of where they begin (`ShardBegin`). Without a branch, so that the
+// loads of a tile do not wait for each other.
+struct ShardedTables {
+  Divisor slots;  // of a shard
+
+  GEAR_JAX_HD ShardedTables(const GatherRows& rows, int32_t shards)
+      : slots(static_cast<uint32_t>(rows.slots / shards), UINT32_MAX) {}
+
+  GEAR_JAX_HD const uint8_t* Find(const GatherRows& rows, const GatherEntry& entry, int32_t slot,
+                                  const Visible& seen) const {
+    const uint32_t at = seen.count == 0 ? 0 : static_cast<uint32_t>(slot);
+    const uint32_t shard = slots.QuotientOfInt(at);
+    const uint8_t* const begin = reinterpret_cast<const uint8_t* const*>(entry.table)[shard];
+    return begin + (static_cast<int64_t>(at - shard * slots.d) * rows.steps + seen.step) * entry.step_bytes;
+  }
+};
+
 inline uint8_t Alignment(uint64_t multiple) {
   return multiple % (16 * kLineChunks) == 0 ? 16 * kLineChunks : multiple % 16 == 0 ? 16 : 1;
 }
 
 inline GatherEntry MakeEntry(const GatherCall& call, const GatherColumn& column) {
   GatherEntry entry{};
-  entry.by_address = column.address != nullptr;
-  entry.table = entry.by_address ? reinterpret_cast<const uint8_t*>(column.address) : column.table;
-  entry.alignment = Alignment(entry.by_address ? column.address_alignment : reinterpret_cast<uintptr_t>(column.table));
+  const uint32_t* const words = column.shards != nullptr ? column.shards : column.address;
+  entry.given = column.shards != nullptr ? Given::kShards : words != nullptr ? Given::kAddress : Given::kTable;
+  entry.shards = static_cast<uint8_t>(call.shards);
+  entry.table = words != nullptr ? reinterpret_cast<const uint8_t*>(words) : column.table;
+  entry.alignment = Alignment(words != nullptr ? column.address_alignment : reinterpret_cast<uintptr_t>(column.table));
   entry.out = column.out;
   entry.step_bytes = column.step_bytes;
   entry.row_bytes = column.window.length * column.step_bytes;
@@ -80,7 +120,7 @@ inline GatherEntry MakeEntry(const GatherCall& call, const GatherColumn& column)
 inline GatherEntry MakeEntry(const GatherCall& call, const GatherMask& mask) {
   GatherEntry entry{};
   entry.is_mask = true;
-  entry.by_address = mask.address != nullptr;
+  entry.given = mask.address != nullptr ? Given::kAddress : Given::kTable;
   entry.table = reinterpret_cast<const uint8_t*>(mask.address);
   entry.alignment = Alignment(mask.address_alignment);
   entry.step_bytes = mask.step_bytes;
@@ -96,20 +136,14 @@ inline int64_t Units(const GatherCall& call, const GatherEntry& entry) {
   return entry.is_mask ? (call.rows * entry.row_bytes + 15) / 16 : call.rows * entry.units.d;
 }
 
-// Where the steps that a window shows of a row begin. The table's own beginning where it shows none.
-GEAR_JAX_HD inline const uint8_t* Source(const GatherRows& rows, const GatherEntry& entry, const RowRead& read,
-                                         const Visible& seen) {
-  if (seen.count == 0) return entry.table;
-  return entry.table + (static_cast<int64_t>(read.slot) * rows.steps + seen.step) * entry.step_bytes;
-}
-
 // Chunk k of a row of a column.
+template <typename Tables = WholeTables>
 GEAR_JAX_HD inline ChunkPlan PlanGather(const GatherRows& rows, const GatherEntry& entry, const RowRead& read,
-                                        int64_t k) {
+                                        int64_t k, const Tables& tables = {}) {
   const Visible seen = rows.See(entry.window, read);
   const int64_t begin = seen.element * entry.step_bytes;
   uint8_t* const to = entry.out + read.row * entry.row_bytes;
-  const uint8_t* const from = Source(rows, entry, read, seen);
+  const uint8_t* const from = tables.Find(rows, entry, read.slot, seen);
   const int64_t leading = LeadingChunks(from - begin - reinterpret_cast<uintptr_t>(to) % 16, entry.row_bytes);
   return PlanChunk(to, entry.row_bytes, from, begin, begin + seen.count * entry.step_bytes, k - leading);
 }
@@ -122,11 +156,12 @@ inline bool IsAligned(const GatherEntry& entry) {
 
 // Chunk k of a row of such a column: where it is in the table (null for padding), and its offset in the row's output
 // (negative: there is none).
+template <typename Tables = WholeTables>
 GEAR_JAX_HD inline const uint8_t* AlignedSource(const GatherRows& rows, const GatherEntry& entry, const RowRead& read,
-                                                int64_t k, int64_t* offset) {
+                                                int64_t k, int64_t* offset, const Tables& tables = {}) {
   const Visible seen = rows.See(entry.window, read);
   const int64_t begin = seen.element * entry.step_bytes;
-  const uint8_t* const zero = Source(rows, entry, read, seen) - begin;
+  const uint8_t* const zero = tables.Find(rows, entry, read.slot, seen) - begin;
   *offset = 16 * (k - LeadingChunks(zero, entry.row_bytes));
   if (*offset >= entry.row_bytes) *offset = -1;
   return *offset < begin || *offset >= begin + seen.count * entry.step_bytes ? nullptr : zero + *offset;

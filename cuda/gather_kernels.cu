@@ -73,13 +73,14 @@ __device__ inline ColumnTile ReadTile(const GatherParams& params, const GatherEn
 }
 
 // The loads are all under way before the first is used. `to`: where each chunk goes; null: nowhere.
-__device__ inline void StartAligned(const GatherRows& rows, const ColumnTile& tile, Chunk16 (&value)[kUnroll],
-                                    uint8_t* (&to)[kUnroll]) {
+template <typename Tables>
+__device__ inline void StartAligned(const GatherRows& rows, const Tables& tables, const ColumnTile& tile,
+                                    Chunk16 (&value)[kUnroll], uint8_t* (&to)[kUnroll]) {
 #pragma unroll
   for (int j = 0; j < kUnroll; ++j) {
     const RowRead& read = tile.read[j];
     int64_t offset;
-    const uint8_t* from = AlignedSource(rows, *tile.entry, read, tile.chunk[j], &offset);
+    const uint8_t* from = AlignedSource(rows, *tile.entry, read, tile.chunk[j], &offset, tables);
     const bool there = read.row >= 0 && offset >= 0;
     to[j] = there ? tile.entry->out + read.row * tile.entry->row_bytes + offset : nullptr;
     value[j] = tile.entry->pad;
@@ -101,10 +102,35 @@ __device__ inline const GatherEntry* ResolveAll(const GatherParams& params, Gath
   return found;
 }
 
+// The entries of ResolveAll with their tables as lists of shards, which `list` holds.
+__device__ inline void ListShards(const GatherParams& params, GatherEntry* entries, const uint8_t** list) {
+  const int32_t shards = entries[0].shards;
+  for (int32_t i = threadIdx.x; i < params.columns * shards; i += blockDim.x) {
+    list[i] = ShardBegin(params.rows, entries[i / shards], i % shards);
+  }
+  __syncthreads();
+  if (threadIdx.x < params.columns) {
+    entries[threadIdx.x].table = reinterpret_cast<const uint8_t*>(list + threadIdx.x * shards);
+  }
+  __syncthreads();
+}
+
+// What the columns of a launch are: tables of one piece; some by address, which the block looks up once; some in
+// shards, and some perhaps by address.
+enum class Columns { kTables, kAddressed, kSharded };
+
+template <Columns kColumns>
+__device__ inline auto TablesOf(const GatherRows& rows, const GatherEntry* entries) {
+  if constexpr (kColumns == Columns::kSharded) {
+    return ShardedTables(rows, entries[0].shards);
+  } else {
+    return WholeTables{};
+  }
+}
+
 // A warp takes every warps-th tile. It reads the rows' numbers of the next tile while the bytes of this one are under
 // way, and between two tiles it writes a piece of the masks, for which other warps' waiting leaves time.
-// `kAddressed`: some column is given by address; the block looks it up once.
-template <bool kAligned, int kThreads, int kBlocksPerMultiprocessor, bool kAddressed = false>
+template <bool kAligned, int kThreads, int kBlocksPerMultiprocessor, Columns kColumns = Columns::kTables>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     GatherKernel(const __grid_constant__ GatherParams params) {
   if (params.ticket_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) params.ticket_out[0] = params.ticket[0];
@@ -113,10 +139,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int64_t tiles = params.first_tile[params.columns];
   const int64_t mask_tiles = params.first_mask_tile[params.count - params.columns];
   const GatherEntry* entries = params.entry;
-  if constexpr (kAddressed) {
-    __shared__ alignas(GatherEntry) uint8_t found[kEntries * sizeof(GatherEntry)];
-    entries = ResolveAll(params, reinterpret_cast<GatherEntry*>(found));
+  if constexpr (kColumns != Columns::kTables) {
+    __shared__ alignas(GatherEntry) uint8_t memory[kEntries * sizeof(GatherEntry)];
+    auto* const found = reinterpret_cast<GatherEntry*>(memory);
+    entries = ResolveAll(params, found);
+    if constexpr (kColumns == Columns::kSharded) {
+      __shared__ const uint8_t* shards[kEntries * kMostShards];
+      ListShards(params, found, shards);
+    }
   }
+  const auto tables = TablesOf<kColumns>(params.rows, entries);
   int e = 0, m = 0;
   ColumnTile tile;
   if (first < tiles) tile = ReadTile(params, entries, first, e);
@@ -126,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       if constexpr (kAligned) {
         Chunk16 value[kUnroll];
         uint8_t* to[kUnroll];
-        StartAligned(params.rows, tile, value, to);
+        StartAligned(params.rows, tables, tile, value, to);
         if (next < tiles) tile = ReadTile(params, entries, next, e);
 #pragma unroll
         for (int j = 0; j < kUnroll; ++j) {
@@ -135,7 +167,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       } else {
         const ColumnTile now = tile;
         const auto plan = [&](int j) {
-          return now.read[j].row < 0 ? ChunkPlan{} : PlanGather(params.rows, *now.entry, now.read[j], now.chunk[j]);
+          return now.read[j].row < 0 ? ChunkPlan{}
+                                     : PlanGather(params.rows, *now.entry, now.read[j], now.chunk[j], tables);
         };
         CopyTile(
             plan,
@@ -176,11 +209,12 @@ cudaError_t LaunchGather(const GatherCall& call, const GatherLaunch& launch, cud
     params.order = launch.order;
     params.registry = launch.registry;
     if (first == 0) params.ticket = launch.ticket, params.ticket_out = launch.ticket_out;
-    bool aligned = true, addressed = false;
+    bool aligned = true, addressed = false, sharded = false;
     for (size_t i = first; i < std::min(entries.size(), first + kEntries); ++i) {
       params.entry[params.count++] = entries[i];
       aligned = aligned && IsAligned(entries[i]);
-      addressed = addressed || entries[i].by_address;
+      addressed = addressed || entries[i].given == Given::kAddress;
+      sharded = sharded || entries[i].given == Given::kShards;
       const int64_t tiles = (Units(call, entries[i]) + kTileUnits - 1) / kTileUnits;
       int64_t* const ends = entries[i].is_mask ? params.first_mask_tile : params.first_tile;
       const int32_t k = entries[i].is_mask ? params.count - params.columns : ++params.columns;
@@ -191,8 +225,12 @@ cudaError_t LaunchGather(const GatherCall& call, const GatherLaunch& launch, cud
     if (tiles == 0 && params.ticket_out == nullptr) continue;
     // Few threads a block let more warps onto a multiprocessor: what fills the device's own memory.
     constexpr int kSmall = 256, kSmallBlocks = 3;
-    if (addressed) {
-      const auto kernel = aligned ? GatherKernel<true, kThreads, 1, true> : GatherKernel<false, kThreads, 1, true>;
+    if (sharded || addressed) {
+      constexpr Columns kSharded = Columns::kSharded, kAddressed = Columns::kAddressed;
+      const auto kernel =
+          sharded
+              ? (aligned ? GatherKernel<true, kThreads, 1, kSharded> : GatherKernel<false, kThreads, 1, kSharded>)
+              : (aligned ? GatherKernel<true, kThreads, 1, kAddressed> : GatherKernel<false, kThreads, 1, kAddressed>);
       kernel<<<Blocks(launch.blocks, tiles, kThreads / 32, 1), kThreads, 0, stream>>>(params);
     } else if (!aligned) {
       GatherKernel<false, kThreads, 1><<<Blocks(launch.blocks, tiles, kThreads / 32, 1), kThreads, 0, stream>>>(params);

@@ -11,6 +11,9 @@
 
 namespace gear_jax {
 
+// Shards that a table may be in: more than a host has GPUs.
+inline constexpr int64_t kMostShards = 64;
+
 struct GatherLaunch {
   int blocks = 0;                   // thread blocks of 512; 0: what fills every multiprocessor
   const int32_t* order = nullptr;   // [rows], a permutation (LaunchOrder): the order in which rows are read
@@ -20,7 +23,7 @@ struct GatherLaunch {
 };
 
 // Reads the call's rows. All pointers are the device's, or those of mapped host memory. Enqueues one kernel for every
-// 31 columns and masks; neither allocates nor waits.
+// 31 columns and masks; neither allocates nor waits. At most kMostShards shards.
 cudaError_t LaunchGather(const GatherCall& call, const GatherLaunch& launch, cudaStream_t stream);
 
 }  // namespace gear_jax

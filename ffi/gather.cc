@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ffi/pointers.h"
+
 namespace gear_jax {
 namespace {
 
@@ -60,7 +62,7 @@ void Gather::Run(int64_t task) {
   }
   const GatherColumn& column = columns[piece.column];
   const int64_t row_bytes = column.window.length * column.step_bytes;
-  if (steps == 1 && slots > 0 && IsWhole(column.window)) {
+  if (steps == 1 && slots > 0 && column.shards == nullptr && IsWhole(column.window)) {
     if (CopyWords(column, piece.begin / row_bytes, piece.end / row_bytes)) return;
   }
   for (int64_t at = piece.begin; at < piece.end;) {
@@ -103,6 +105,14 @@ bool Gather::Words(const GatherColumn& column, int64_t begin, int64_t end) const
   return true;
 }
 
+// Where the slot of a row, one in [0, slots), begins in a column.
+const uint8_t* Gather::SlotBegin(const GatherColumn& column, int64_t row) const {
+  const int64_t slot_bytes = steps * column.step_bytes;
+  if (column.shards == nullptr) return column.table + slot[row] * slot_bytes;
+  const auto in_shard = static_cast<uint32_t>(slots / shards), at = static_cast<uint32_t>(slot[row]);
+  return ReadPointer(column.shards + 2 * (at / in_shard)) + at % in_shard * slot_bytes;
+}
+
 // Writes bytes [begin, end) of one row of a column's output.
 void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int64_t end) const {
   const int64_t step_bytes = column.step_bytes;
@@ -112,7 +122,7 @@ void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int
   const int64_t data_end = std::clamp((seen.element + seen.count) * step_bytes, data_begin, end);
   if (data_begin > begin) FillPad(column, out + begin, data_begin - begin);
   if (data_end > data_begin) {
-    const uint8_t* from = column.table + (static_cast<int64_t>(slot[row]) * steps + seen.step) * step_bytes;
+    const uint8_t* from = SlotBegin(column, row) + seen.step * step_bytes;
     std::memcpy(out + data_begin, from + (data_begin - seen.element * step_bytes), data_end - data_begin);
   }
   if (end > data_end) FillPad(column, out + data_end, end - data_end);

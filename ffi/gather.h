@@ -60,7 +60,8 @@ struct GatherColumn {
   std::array<uint8_t, 16> pad_value{};  // one element, `value_bytes` wide
   int64_t value_bytes = 1;
   const uint32_t* address = nullptr;  // [4], names the table (ffi/address.h), whose place is not known yet
-  int64_t address_alignment = 1;      // the table that it names begins at a multiple of so many bytes
+  int64_t address_alignment = 1;      // the table that it names, or each shard, begins at a multiple of so many bytes
+  const uint32_t* shards = nullptr;   // [GatherCall::shards, 2], where the parts of the table begin (ffi/pointers.h)
 
   // What 16 bytes of padding are that begin at a multiple of 16; the output begins at one of `value_bytes`.
   std::array<uint8_t, 16> PadChunk() const {
@@ -89,6 +90,7 @@ struct GatherCall {
   const int32_t* length = nullptr;  // [rows]
   std::vector<GatherColumn> columns;
   std::vector<GatherMask> masks;
+  int64_t shards = 1;  // parts, of as many slots each, that the tables given by `GatherColumn::shards` are in
 
   // The first row with a slot outside [0, slots), or -1.
   int64_t FirstBadRow() const;
@@ -114,6 +116,7 @@ class Gather : public Work, public GatherCall {
   struct Piece {
     int64_t column, begin, end;  // bytes of the column's output; from columns.size() on, rows of a mask
   };
+  const uint8_t* SlotBegin(const GatherColumn& column, int64_t row) const;
   void FillRow(const GatherColumn& column, int64_t row, int64_t begin, int64_t end) const;
   bool CopyWords(const GatherColumn& column, int64_t begin, int64_t end) const;
   template <typename Word>

@@ -17,15 +17,17 @@ ffi::Unexpected<ffi::Error> Mismatch(const char* what, size_t i, const Got& got,
       InvalidArgument(std::string("gear_gather: ") + what + " " + std::to_string(i), got, wanted, kInternal));
 }
 
-// A column whose operand is an address.
-ffi::ErrorOr<GatherColumn> ReadAddress(const ffi::RemainingArgs& args, size_t k, const int64_t* layout) {
+// A column whose operand is an address, or (`shards` > 0) the pointers of so many shards.
+ffi::ErrorOr<GatherColumn> ReadAddress(const ffi::RemainingArgs& args, size_t k, const int64_t* layout,
+                                       int64_t shards) {
   auto words = args.get<ffi::Buffer<ffi::U32>>(k);
   if (!words) return ffi::Unexpected(words.error());
-  if (words->element_count() != 4) return Mismatch("words of the address of column", k, words->element_count(), 4);
+  const int64_t count = static_cast<int64_t>(words->element_count()), wanted = shards > 0 ? 2 * shards : 4;
+  if (count != wanted) return Mismatch("words of the address of column", k, count, wanted);
   if (layout[1] < 1 || layout[1] > 16) return Mismatch("bytes of an element of column", k, layout[1], "1 to 16");
   if (layout[2] < 1) return Mismatch("alignment of the table of column", k, layout[2], "at least 1");
   GatherColumn column;
-  column.address = words->typed_data();
+  (shards > 0 ? column.shards : column.address) = words->typed_data();
   column.step_bytes = layout[0];
   column.value_bytes = layout[1];
   column.address_alignment = layout[2];
@@ -67,9 +69,19 @@ ffi::ErrorOr<GatherCall> ReadGatherTables(ffi::Buffer<ffi::S32> slot, ffi::Buffe
   if (addresses.size() != 0 && addresses.size() != 3 * columns) {
     return Mismatch("numbers of addresses, all", 3 * columns, addresses.size(), 3 * columns);
   }
+  const Int64s& shards = attributes.shards;
+  if (shards.size() != 0 && shards.size() != columns) {
+    return Mismatch("numbers of shards, all", columns, shards.size(), columns);
+  }
   for (size_t k = 0; k < columns; ++k) {
+    const int64_t parts = shards.size() != 0 ? shards[k] : 0;
+    if (parts > 0) {
+      if (call.slots % parts != 0) return Mismatch("slots, in shards of column", k, call.slots, "a multiple of them");
+      if (call.shards != 1 && call.shards != parts) return Mismatch("shards of column", k, parts, call.shards);
+      call.shards = parts;
+    }
     const bool by_address = addresses.size() != 0 && addresses[3 * k] >= 0;
-    auto read = by_address ? ReadAddress(args, k, &addresses[3 * k]) : ReadTable(args, k, attributes);
+    auto read = by_address ? ReadAddress(args, k, &addresses[3 * k], parts) : ReadTable(args, k, attributes);
     if (!read) return ffi::Unexpected(read.error());
     GatherColumn& column = *read;
     column.window = {attributes.offsets[k], attributes.lengths[k], attributes.anchored[k] != 0,

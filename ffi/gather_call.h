@@ -31,6 +31,9 @@ struct GatherAttributes {
   // Three numbers for each column: -1, or, where the operand is an address (uint32[4]) of the column, the bytes of its
   // steps; the bytes of its elements; and what the beginning of its memory is a multiple of. Empty: none is an address.
   Int64s addresses = {};
+  // For each column: 0, or, where the operand is the pointers (uint32[n, 2]) of the table's shards, their number n; the
+  // numbers above then say the rest. Empty: there are none.
+  Int64s shards = {};
 };
 
 // What is read: the call without memory for its results. Operands: slot, anchor, length, ticket, columns..., then
@@ -87,7 +90,8 @@ auto BindGatherAttributes(Binding&& binding) {
 template <typename Binding>
 auto BindGather(Binding&& binding) {
   return BindGatherAttributes(BindGatherOperands(std::forward<Binding>(binding)).RemainingRets())
-      .template Attr<Int64s>("addresses");
+      .template Attr<Int64s>("addresses")
+      .template Attr<Int64s>("shards");
 }
 
 // `gear_gather_engine`: a gather whose operands slot, anchor and length lie in pinned_host memory, S(5) in the compiled

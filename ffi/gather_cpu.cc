@@ -17,8 +17,9 @@ template <bool kChecks>
 ffi::Future GatherCpu(ffi::ThreadPool pool, S32 slot, S32 anchor, S32 length, S32 ticket, ffi::RemainingArgs args,
                       ffi::RemainingRets rets, int64_t slots, int64_t steps, Int64s offsets, Int64s lengths,
                       Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, bool masks, bool ordered,
-                      int64_t /*blocks*/, Int64s addresses) {
-  const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, masks, addresses};
+                      int64_t /*blocks*/, Int64s addresses, Int64s shards) {
+  const GatherAttributes attributes{slots,      steps, offsets, lengths,   anchored, pads,
+                                    pad_values, lead,  masks,   addresses, shards};
   auto read = ReadGather(slot, anchor, length, ticket, args, rets, attributes, ordered);
   if (!read) return Failed(read.error());
   read->ticket_out[0] = read->ticket[0];

@@ -15,6 +15,7 @@ namespace gear_jax {
   f(gear_gather_start);             \
   f(gear_gather_start_checked);     \
   f(gear_gather_done);              \
+  f(gear_pointers);                 \
   f(gear_scatter);                  \
   f(gear_scatter_checked);          \
   f(gear_sumtree_sample);           \

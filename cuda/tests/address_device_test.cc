@@ -83,7 +83,7 @@ struct Call {
   void Run(const RegistryView& registry, AddressFault wanted) {
     const GatherRows rows{call.rows, call.slots, call.steps, slot, anchor, length};
     GatherEntry entry = MakeEntry(call, call.columns[0]);
-    EXPECT_TRUE(entry.by_address && IsAligned(entry));
+    EXPECT_TRUE(entry.given == Given::kAddress && IsAligned(entry));
     EXPECT_EQ(Resolve(registry, rows, &entry), wanted);
     for (int64_t unit = 0; unit < Units(call, entry); ++unit) {
       const int32_t row = static_cast<int32_t>(unit / entry.units.d);
@@ -182,7 +182,7 @@ TEST(Resolve, LeavesATableAlone) {
   call.column.address = nullptr;
   call.column.table = call.out + 1;
   GatherEntry entry = MakeEntry(call.call, call.column);
-  EXPECT_FALSE(entry.by_address || IsAligned(entry));
+  EXPECT_FALSE(entry.given != Given::kTable || IsAligned(entry));
   EXPECT_EQ(Resolve({}, {}, &entry), AddressFault::kNone);
   EXPECT_EQ(entry.table, call.out + 1);
 }

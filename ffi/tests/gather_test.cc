@@ -9,6 +9,8 @@
 #include <tuple>
 #include <vector>
 
+#include "ffi/pointers.h"
+
 namespace gear_jax {
 namespace {
 
@@ -223,6 +225,33 @@ TEST(Gather, EmptyTables) {
     gather.Prepare(2);
     DrainWith(gather, 2);
     table.Check(windows, {9});
+  }
+}
+
+// The table cut into shards that lie anywhere, each in memory of exactly its size.
+TEST(Gather, ATableInShards) {
+  for (const int64_t shards : {1, 2, 3, 6, 60}) {
+    for (const auto& [steps, step_bytes] : {std::tuple<int64_t, int64_t>{9, 7}, {1, 4}, {1, 3}, {101, 480}}) {
+      Table table(60, steps, step_bytes, 47, 8);
+      std::vector<Window> windows = EveryWindow(-3, 7, steps);
+      Gather gather;
+      table.Bind(gather, windows, {9});
+      const int64_t bytes = static_cast<int64_t>(table.bytes.size()) / shards;
+      std::vector<std::vector<uint8_t>> parts;
+      std::vector<uint32_t> words(2 * shards);
+      for (int64_t s = 0; s < shards; ++s) {
+        parts.emplace_back(table.bytes.begin() + s * bytes, table.bytes.begin() + (s + 1) * bytes);
+        WritePointer(parts.back().data(), &words[2 * s]);
+      }
+      gather.shards = shards;
+      for (size_t k = 0; k < windows.size(); k += 2) {  // the others stay in one piece
+        gather.columns[k].table = nullptr;
+        gather.columns[k].shards = words.data();
+      }
+      gather.Prepare(3);
+      DrainWith(gather, 3);
+      table.Check(windows, {9});
+    }
   }
 }
 

@@ -8,6 +8,7 @@ from gear_jax.ops._addresses import Addresses
 from gear_jax.ops._gather import gather, gather_rows
 from gear_jax.ops._gather_engine import stats
 from gear_jax.ops._gather_start import Pending, gather_done, gather_start, release_queue
+from gear_jax.ops._pointers import Shards, pointers
 from gear_jax.ops._registry import check_platform, new_ticket
 from gear_jax.ops._scatter import scatter, scatter_rows, seal
 from gear_jax.ops._sumtree import sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
@@ -16,12 +17,14 @@ from gear_jax.ops._zeros import zeros
 __all__ = [
     "Addresses",
     "Pending",
+    "Shards",
     "check_platform",
     "gather",
     "gather_done",
     "gather_rows",
     "gather_start",
     "new_ticket",
+    "pointers",
     "release_queue",
     "scatter",
     "scatter_rows",

@@ -96,18 +96,19 @@ def _unflatten(static, children) -> Addresses:
 jax.tree_util.register_pytree_with_keys(Addresses, _flatten_with_keys, _unflatten, _flatten)
 
 
-def is_addresses(x: Any) -> bool:
-    """Whether a leaf of a tree of columns is given by address."""
-    return isinstance(x, Addresses)
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a column is that is given by address."""
+    """What a column is that is given by address, or (`shards` > 0) by the pointers of so many shards."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     alignment: int
+    shards: int = 0
+
+    @property
+    def ndim(self) -> int:
+        """Its dimensions."""
+        return len(self.shape)
 
     @property
     def size(self) -> int:

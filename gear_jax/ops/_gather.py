@@ -14,6 +14,7 @@ from gear_jax import _env
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops import _addresses, _gather_engine, _registry
 from gear_jax.ops._addresses import Addresses, Layout
+from gear_jax.ops._pointers import Shards, shards_layout
 
 # The numbers are part of the C++ side (ffi/gather.h).
 PAD_NUMBERS = {"around": 0, "head": 1, "tail": 2}
@@ -35,7 +36,7 @@ class Plan:
     tables: int = 0  # how many dimensions of batches of tables come before [P, S]
     order: bool | None = None
     blocks: int | None = None
-    layouts: tuple[Layout | None, ...] = ()  # of the columns that are given by address; (): none is
+    layouts: tuple[Layout | None, ...] = ()  # of the columns that are given by address or in shards; (): none is
     copied: tuple[bool, ...] = ()  # which columns the copy engines take; (): kernels take all
 
     @property
@@ -68,8 +69,9 @@ def gather(
 
     Args:
       columns: pytree of arrays `[P, S, T, *shape]` of any dtypes of whole bytes, or of `Addresses` of such arrays
-        (`gear_jax.external`), in any mixture. XLA does not know what is read by address: for a write to come before
-        the read, pass `after=` what the write returned, and for one to come after it, pass it the ticket.
+        (`gear_jax.external`), or of `Shards` that are such an array together (`pointers`), in any mixture. XLA does not
+        know what is read by address or pointer: for a write to come before the read, pass `after=` what the write
+        returned (`pointers` sees to it), and for one to come after it, pass it the ticket.
       slots: `int32[B]`, partition * S + slot in partition. A slot outside [0, P * S) gives a row of padding (an error
         with `GEAR_JAX_CHECKS=1`).
       starts: `int32[B]`, the step each row's windows are anchored at; any value.
@@ -114,29 +116,49 @@ def gather(
     ticket, after = _registry.ticket(ticket), jax.tree.leaves(after)
     sizes = [w * math.prod(c.shape[3:]) * c.dtype.itemsize for c, w in zip(leaves, plan.lengths, strict=True)]
     copied = _gather_engine.choose(engine, leaves, rows, sizes, (ticket, after, outs))
-    given = [_addresses.words_of(i, c) if isinstance(c, Addresses) else c for i, c in enumerate(leaves)]
     if copied is None:
-        data, masks, last = _call(plan)(*map(jnp.asarray, rows), ticket, given, after, list(outs))
+        data, masks, last = _call(plan)(*map(jnp.asarray, rows), ticket, _operands(leaves), after, list(outs))
     else:
         if any(copied):
             rows, outs, plan = _gather_engine.on_host(rows, leaves), (), dataclasses.replace(plan, copied=copied)
-        data, masks, last = _outside(plan, *rows, ticket, given, after, list(outs))
+        data, masks, last = _outside(plan, *rows, ticket, _operands(leaves), after, list(outs))
         _gather_engine.record(copied, sizes, n)
     return tree.unflatten(data), tree.unflatten(masks), last
 
 
 def prepare(columns: Any, slots, starts, lengths, windows: Any, order: bool | None, blocks: int | None):
     """Checks the arguments of `gather`: (columns as leaves, their tree, the rows where they are, the plan)."""
-    given, tree = jax.tree.flatten(columns, is_leaf=_addresses.is_addresses)
-    leaves: list[Any] = [c if isinstance(c, Addresses) else jnp.asarray(c) for c in given]
-    p, s, t = _registry.table_shape(leaves)
+    given, tree = jax.tree.flatten(columns, is_leaf=lambda x: isinstance(x, (Addresses, Shards)))
+    leaves: list[Any] = [c if isinstance(c, (Addresses, Shards)) else jnp.asarray(c) for c in given]
+    layouts = _layouts(leaves)
+    tables: list[Any] = [layout or c for layout, c in zip(layouts, leaves, strict=True)]
+    p, s, t = _registry.table_shape(tables)
     slots = _registry.where_they_are("slots", slots)
     starts = _registry.where_they_are("starts", starts, slots.shape)
     lengths = _registry.where_they_are("lengths", lengths, slots.shape)
     plan = _plan(leaves, tree, windows, p * s, t)
-    layouts = tuple(map(_addresses.layout, leaves))
     plan = dataclasses.replace(plan, order=order, blocks=_registry.check_blocks(blocks), layouts=layouts)
     return leaves, tree, (slots, starts, lengths), plan
+
+
+def _layouts(leaves) -> tuple[Layout | None, ...]:
+    """Of the columns that are no arrays."""
+    layouts = tuple(
+        shards_layout(i, c) if isinstance(c, Shards) else _addresses.layout(c) for i, c in enumerate(leaves)
+    )
+    shards = sorted({x.shards for x in layouts if x is not None and x.shards})
+    if len(shards) > 1:
+        raise value_error(
+            "columns", got=f"Shards of {shards}", wanted="the same number in each column",
+            fix="Gather the columns of each table in a call of its own.",
+        )  # fmt: skip
+    return layouts
+
+
+def _operands(leaves) -> list[jax.Array]:
+    """What the handler gets for each column."""
+    words = lambda i, c: jnp.asarray(c.pointers) if isinstance(c, Shards) else _addresses.words_of(i, c)  # noqa: E731
+    return [words(i, c) if isinstance(c, (Addresses, Shards)) else c for i, c in enumerate(leaves)]
 
 
 def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = None) -> tuple[Any, jax.Array]:
@@ -337,7 +359,9 @@ def _ffi(plan: Plan, slots, starts, lengths, ticket, columns, after, out):
     if plan.copied:
         given["copied"] = np.asarray(plan.copied, np.int64)
     else:
-        given["addresses"] = np.asarray([_numbers(plan.layout(i)) for i in range(len(columns))], np.int64).reshape(-1)
+        layouts = [plan.layout(i) for i in range(len(columns))]
+        given["addresses"] = np.asarray([_numbers(x) for x in layouts], np.int64).reshape(-1)
+        given["shards"] = np.asarray([x.shards if x else 0 for x in layouts], np.int64)
     first_out = 4 + len(columns) + len(after)
     got = _registry.call(
         ("gear_gather_engine" if plan.copied else "gear_gather") + ("_checked" if plan.checks else ""),

@@ -76,7 +76,7 @@ def choose(
     """
     if engine not in ENGINES:
         raise value_error("engine", got=repr(engine), wanted=f"one of {ENGINES}", fix="Leave it out.")
-    words = [c.words if isinstance(c, Addresses) else c for c in columns]
+    words = [c.words if isinstance(c, Addresses) else c for c in columns]  # to flatten them would check them
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((words, rows, others))) or _place.tracing():
         if engine == "copy":
             raise value_error(
@@ -115,15 +115,16 @@ def batch_copy_problem() -> str | None:
 
 
 def _in_host(column: Any) -> bool:
-    return not isinstance(column, Addresses) and _registry.in_host_memory(column)
+    return isinstance(column, jax.Array) and _registry.in_host_memory(column)
 
 
 def _fault(columns: Sequence[Any], copied: Sequence[bool], rows: Sequence[Any]) -> Exception | None:
     """Why these columns cannot be copied for these rows, or None."""
     for i, (c, by_copy) in enumerate(zip(columns, copied, strict=True)):
         what = f"engine='copy': columns[{i}]"
-        if isinstance(c, Addresses):
-            return type_error(what, got="Addresses", wanted="an array", fix="Pass the array, or leave engine out.")
+        if not isinstance(c, jax.Array):
+            got = type(c).__name__
+            return type_error(what, got=got, wanted="an array", fix="Pass the array, or leave engine out.")
         platforms = [d.platform for d in c.sharding.device_set]
         if by_copy and platforms != [_PLATFORM]:
             wanted = "one on a single GPU"

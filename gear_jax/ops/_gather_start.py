@@ -14,8 +14,9 @@ from jax.custom_batching import custom_vmap
 from gear_jax import _native
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops import _gather, _registry
-from gear_jax.ops._addresses import is_addresses
+from gear_jax.ops._addresses import Addresses
 from gear_jax.ops._gather import Plan
+from gear_jax.ops._pointers import Shards
 
 MAX_DEPTH = 64
 # Queues from here on are given out by `Queue`.
@@ -131,10 +132,11 @@ def start_in_queue(
 
 def _check_arrays(columns) -> None:
     """A write waits for the gathers in flight of its column, and an address does not say what is in flight."""
-    for i, c in enumerate(jax.tree.leaves(columns, is_leaf=is_addresses)):
-        if is_addresses(c):
+    is_leaf = lambda x: isinstance(x, (Addresses, Shards))  # noqa: E731
+    for i, c in enumerate(jax.tree.leaves(columns, is_leaf=is_leaf)):
+        if is_leaf(c):
             raise type_error(
-                f"gather_start: columns[{i}]", got="Addresses", wanted="an array",
+                f"gather_start: columns[{i}]", got=type(c).__name__, wanted="an array",
                 fix="Pass the array itself, or use gear_jax.ops.gather.",
             )  # fmt: skip
 
