@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gear_jax import ops
-from gear_jax._errors import type_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import Queue, check_depth
 from gear_jax.ops._place import check_memory, default_device, memory_kind, tracing
 from gear_jax.ops._registry import int32
@@ -183,6 +183,20 @@ class Replay:
         if traced(*jax.tree.leaves(state.columns)):
             raise type_error("place: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
         return _memory.place(self.config, self.placement, state)
+
+    def shardings(self, state: ReplayState) -> ReplayState:
+        """How the state of a replay over a mesh lies there: a tree like `state` of `NamedSharding`s.
+
+        For `jax.device_put` of a state that comes from elsewhere, and for `in_shardings` and `out_shardings` of one's own.
+
+        Raises:
+          ValueError: without a mesh.
+        """
+        if self.placement is None:
+            raise value_error(
+                "shardings", got="a replay without a mesh", wanted="make_replay(..., mesh=mesh)", fix="Use place instead."
+            )
+        return _mesh.broadcast(self._calls.shardings(), state)
 
     def add(
         self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None

@@ -10,7 +10,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gear_jax import ops
 from gear_jax._errors import message, type_error, value_error
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
@@ -128,8 +127,6 @@ def check_exchange(exchange: Any) -> None:
 
 def _no_peers(mesh: Mesh, memory: str) -> str | None:
     """Why one device cannot read another's columns where they are; None if it can."""
-    if not hasattr(ops, "pointers"):
-        return "there is no other way yet"
     if len({d.process_index for d in mesh.devices.flat}) > 1:
         return "the mesh is of several processes, which do not see each other's memory"
     if mesh.devices.flat[0].platform != "cpu" and memory != "pinned_host":
@@ -153,3 +150,8 @@ def check_agreement(config: Any, placement: Placement) -> None:
                 fix=f"Compare what each passes; this process, {jax.process_index()}, has {text}.",
             )  # fmt: skip
         )
+
+
+def broadcast(prefix: Any, tree: Any) -> Any:
+    """A tree like `tree` out of a tree that is the upper part of it."""
+    return jax.tree.map(lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree)

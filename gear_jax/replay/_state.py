@@ -168,8 +168,8 @@ def _columns(config: Config, lead: tuple[int, ...]):
     return make
 
 
-def check_table(name: str, config: Config, state: ReplayState) -> None:
-    """Refuses the state of another table.
+def check_table(name: str, config: Config, state: ReplayState, devices: int = 1) -> None:
+    """Refuses the state of another table, or of another number of devices.
 
     Raises:
       ValueError: if the columns have other names, shapes or dtypes than `init` gives them, or the streams are others.
@@ -178,6 +178,11 @@ def check_table(name: str, config: Config, state: ReplayState) -> None:
     def describe(leaves, streams):
         return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves) + f" and {streams} streams"
 
+    if state.ticket.shape != (devices,):
+        raise value_error(
+            f"{name}: state", got=f"a state of {state.ticket.shape[0]} device(s)", wanted=f"one of {devices}",
+            fix="Pass a state that this replay's own init made, or a checkpoint restored with it.",
+        )  # fmt: skip
     wanted = [(x, jnp.dtype(c.dtype)) for x, c in zip(column_shapes(config), config.columns, strict=True)]
     leaves, tree = jax.tree.flatten(state.columns, is_leaf=lambda x: isinstance(x, ops.Addresses))
     got = [(x.shape, jnp.dtype(x.dtype)) for x in leaves]
