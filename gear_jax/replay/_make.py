@@ -159,7 +159,9 @@ class Replay:
             return self._calls.init(_state.init, key)
         if self.placement is not None:
             _mesh.check_agreement(self.config, self.placement)
-        if memory_kind(self.config.memory) == "device":
+        # On a CPU it is all one memory, and what a program makes there stays where it is.
+        cpu = self.placement is not None and self.placement.mesh.devices.flat[0].platform == "cpu"
+        if cpu or memory_kind(self.config.memory) == "device":
             return self._calls.compiled_init("init", _state.init)(key)
         columns = _memory.make_columns(self.config, self.placement)
         index = self._calls.compiled_init("init_index", _state.init_index)(key)

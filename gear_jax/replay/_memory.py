@@ -57,10 +57,7 @@ def make_columns(config: Config, placement: Placement | None = None) -> list[jax
     shapes = column_shapes(config)
     devices = _devices(placement)
     if memory != "pinned_host" or devices[0].platform == "cpu":
-        if placement is None:
-            return [ops.zeros(x, c.dtype, memory) for x, c in zip(shapes, config.columns, strict=True)]
-        sharding = placement.sharding(placement.held, memory)
-        return [jax.device_put(np.zeros(x, c.dtype), sharding) for x, c in zip(shapes, config.columns, strict=True)]
+        return [ops.zeros(x, c.dtype, memory) for x, c in zip(shapes, config.columns, strict=True)]
     for device in devices:
         _check_device(device)
     why = problem(config, placement)
