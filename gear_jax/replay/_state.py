@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.custom_batching import custom_vmap
 
@@ -202,7 +203,10 @@ def check_table(name: str, config: Config, state: ReplayState, devices: int = 1)
 
 def index(state: ReplayState) -> Index:
     """What selectors see of a state."""
-    return Index(state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1])
+    return Index(
+        state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1], state.generation,
+        state.ticket,
+    )  # fmt: skip
 
 
 def read_rows(state: ReplayState, slots: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -268,6 +272,13 @@ def tally(counters: jax.Array, partition: jax.Array, counts: dict[Counter, jax.A
         else:
             add[counter] = jnp.zeros((p,), jnp.uint32).at[partition].add(flags.astype(jnp.uint32), mode="drop")
     return add64(counters, jnp.stack(add, -1))
+
+
+def count_sampled(counters: jax.Array, found: jax.Array) -> jax.Array:
+    """Adds `uint32[]` to `Counter.SAMPLED`: of the table as a whole, so it goes to the first partition."""
+    here = np.zeros(counters.shape[:2], bool)
+    here[0, Counter.SAMPLED] = True
+    return add64(counters, jnp.where(here, found, np.uint32(0)))
 
 
 def add64(words: jax.Array, add: jax.Array) -> jax.Array:
