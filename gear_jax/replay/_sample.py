@@ -63,8 +63,8 @@ def start(
     """See `Replay.sample_start`."""
     state, chosen, drawn = _draw(config, state, key, batch_size)
     pending, ticket = start_in_queue(
-        state.columns, *_rows(drawn, config), config.window_tree, ticket=state.ticket, after=(chosen, after), queue=queue,
-        depth=check_depth(depth),
+        state.columns, *_rows(drawn, config), config.window_tree, ticket=state.ticket, after=(chosen, after),
+        queue=queue, depth=check_depth(depth),
     )  # fmt: skip
     return after_reads(state.replace(ticket=ticket)), PendingSample(pending, **drawn)
 
@@ -84,8 +84,14 @@ def done(pending: PendingSample, after: Any = ()) -> Sample:
 
 
 def start_next(
-    config: Config, state: ReplayState, pending: PendingSample, columns: Any, key: jax.Array, batch_size: int,
-    queue: int, depth: int,
+    config: Config,
+    state: ReplayState,
+    pending: PendingSample,
+    columns: Any,
+    key: jax.Array,
+    batch_size: int,
+    queue: int,
+    depth: int,
 ) -> tuple[ReplayState, tuple[Sample, PendingSample]]:
     """Ends one sample and starts another in its place. `columns`: what must live until the first has been read."""
     sample = done(pending, after=columns)

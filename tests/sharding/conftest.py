@@ -34,9 +34,7 @@ def mesh(n, names=("replay",), shape=None):
     if jax.device_count() < n:
         pytest.skip(f"needs {n} devices, got {jax.device_count()}")
     shape = (n,) if shape is None else shape
-    return jax.make_mesh(
-        shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(shape), devices=jax.devices()[:n]
-    )
+    return jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(shape), devices=jax.devices()[:n])
 
 
 def turns():

@@ -96,7 +96,7 @@ def test_a_batch_over_one_axis_of_two(case):
     """The devices that share a part of the batch give it together."""
     mesh = case.mesh(8, ("data", "model"), (2, 4))
     replay = case.make(mesh, ("data", "model"), selector=selectors.Uniform(), selection="decentralized")
-    state, sample = replay.sample(filled(case, replay), jax.random.key(0), 32)
+    _, sample = replay.sample(filled(case, replay), jax.random.key(0), 32)
     slot = np.asarray(sample.handles.slot)
     assert (slot // 8 == np.repeat(np.arange(8), 4)).all()
     shards = {s.data.shape for s in sample.data["vector"].addressable_shards}

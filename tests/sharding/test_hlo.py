@@ -1,4 +1,4 @@
-"""What the programs of a table over a mesh hold: no copy and no all-gather of a column, few collectives, little moved."""
+"""What the programs of a table over a mesh hold: no copy, no all-gather of a column, few collectives, little moved."""
 
 import collections
 import math
@@ -11,7 +11,9 @@ import pytest
 import gear_jax as gear
 from gear_jax import selectors
 
-COLLECTIVE = re.compile(r" (all-gather|all-reduce|all-to-all|ragged-all-to-all|collective-permute|reduce-scatter)[-a-z]*\(")
+COLLECTIVE = re.compile(
+    r" (all-gather|all-reduce|all-to-all|ragged-all-to-all|collective-permute|reduce-scatter)[-a-z]*\("
+)
 
 
 def text_of(f, *args):
@@ -101,8 +103,5 @@ def test_bytes_of_the_padded_exchange(case):
         gear.TableSpec({"x": gear.ColumnSpec((100,), np.float32)}, 5, 64), mesh=case.mesh(4), exchange="collective"
     )
     text = text_of(lambda s: replay.sample(s, jax.random.key(0), 64), replay.init())
-    moved = [
-        math.prod(map(int, shape.split(",")))
-        for shape in re.findall(r"f32\[([\d,]+)\]\S* all-to-all", text)
-    ]
+    moved = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]\S* all-to-all", text)]
     assert moved and max(moved) <= 1.5 * 16 * 5 * 100 + 4 * 2 * 5 * 100, moved

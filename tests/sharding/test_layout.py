@@ -75,7 +75,7 @@ def test_the_numbers_of_partitions_by_default(case):
 def test_batches_smaller_and_larger_than_the_table(case, same, batch):
     wanted = None
     for replay in (case.make(), case.make(case.mesh(8), exchange="collective"), case.make(case.mesh(8))):
-        state, _ = replay.add(replay.init(), *list(case.turns())[0][1:])
+        state, _ = replay.add(replay.init(), *next(case.turns())[1:])
         got = to_numpy(replay.sample(state, jax.random.key(3), batch)[1])
         wanted = got if wanted is None else wanted
         same(got, wanted)
@@ -120,7 +120,7 @@ def test_streams(case, same):
 def test_stale_handles_and_rejected_priorities_are_counted_once(case, same):
     wanted = None
     for replay in (case.make(), case.make(case.mesh(8))):
-        state, handles = replay.add(replay.init(), *list(case.turns())[0][1:])
+        state, handles = replay.add(replay.init(), *next(case.turns())[1:])
         slot = jnp.concatenate([handles.slot, np.array([-1, -5, 64, 1000, 3], np.int32)])
         generation = jnp.concatenate([handles.generation, np.array([0, 1, 1, 1, 9], np.uint32)])
         priorities = np.resize(np.array([1, np.nan, 5, -1], np.float32), 21)

@@ -35,8 +35,9 @@ class Sizes:
       latency: slots of `cell_bytes`, B, and calls.
       hbm_bytes, hbm_rows: bytes of a table in the GPU's memory, and of its rows.
       priorities, priority_batch: numbers of trajectories, and B.
-      mesh_devices, mesh, mesh_selection: numbers of devices, where there are so many; slots and steps of `cell_bytes` of each device's shard, and its B; capacity of a device, and
-        B, where selection alone is timed.
+      mesh_devices: numbers of devices, where there are so many.
+      mesh: slots and steps of `cell_bytes` of each device's shard, and its B.
+      mesh_selection: capacity of a device, and B, where selection alone is timed.
       peer_bytes: what a peer holds in the GPU's memory.
       train: slots of the replay, width and layers of the model, B, and steps of a repetition.
     """
