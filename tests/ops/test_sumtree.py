@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy import stats
 
 from gear_jax import _random, ops
@@ -41,7 +42,12 @@ def sample(mass, sums, bits, **options):
     got = _sample(mass, sums, bits, **options)
     if mass.size and np.isfinite(mass).all() and got.total[0] < 2.0**126:
         wanted = _drawn_rows(got.slot, got.total, mass, *fields_of(mass))
-        assert_same_bits((got.partition, got.probability, got.length, got.generation, got.least), wanted)
+        partition, probability, length, generation, least = wanted
+        assert_same_bits((got.partition, got.length, got.generation), (partition, length, generation))
+        # A GPU's XLA divides in its own way; that a GPU draws the CPU's bits is tested in C++ (cuda/tests).
+        close = assert_same_bits if jax.default_backend() == "cpu" else functools.partial(assert_allclose, rtol=3e-7)
+        close(got.probability, probability)
+        close(got.least, least)
     np.testing.assert_array_equal(got.ticket, [0])
     return got
 
