@@ -3,38 +3,56 @@
 A checkpoint is one step of an `orbax.checkpoint.CheckpointManager` directory with three items:
 
   table    JSON: columns, T, C, P, selector, ...; checked by `restore`.
-  index    all of the `ReplayState` but its columns: one NumPy archive, with checksums.
-  columns  one Zarr array `uint8[C, bytes of a trajectory]` for each column, compressed, with checksums. It is
-           written and read block by block, so that a save or a restore needs little memory beside the table.
+  index    all of the `ReplayState` but its columns: a NumPy archive for the partitions of each device, one for what all
+           devices have, with checksums.
+  columns  a Zarr array `uint8[P, S, bytes of a trajectory]` for each column, compressed, with checksums; a file for
+           each block of slots, and in `digests` a digest of each. Written and read in pieces, so that a save or a
+           restore needs little memory beside the table.
 
-Orbax writes a step into a temporary directory and renames it at the end: a save that is killed leaves the steps
-before it as they were.
+A block that has not changed since an earlier step is not written again: its file gets a second name, a hard link (a
+copy, where the file system has none). Each step is complete by itself, and any of them may be deleted; but a file that
+rots on the disk does so for all steps that share it.
+
+Nothing in there depends on the number of devices or processes. Each process writes what its own devices hold and reads
+what they need; the directory is one that all of them see. Orbax writes a step into a temporary directory and renames it
+when all processes are done: a save that fails or is killed, in whichever process, leaves the steps before it as they
+were.
 """
 
+import atexit
 import dataclasses
+import functools
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.core import Tracer
+from jax.experimental import multihost_utils
 
-import gear_jax
-from gear_jax._checkpoint_items import (
+from gear_jax._checkpoint import _state
+from gear_jax._checkpoint._files import Archives
+from gear_jax._checkpoint._items import (
     ColumnsHandler,
     ColumnsRestore,
     ColumnsSave,
+    Field,
     IndexHandler,
     IndexRestore,
     IndexSave,
+    read_field,
 )
+from gear_jax._checkpoint._rows import HandOver, blocks
+from gear_jax._checkpoint._steps import base_of, damaged, find, path_of, read_table, step_number, steps_in
+from gear_jax._checkpoint._table import check_arguments, check_table, describe
 from gear_jax._errors import message, type_error, value_error
 from gear_jax.replay import Replay, ReplayState, _statistics
 
-FORMAT = 1
-_COMPLETE = "_CHECKPOINT_METADATA"  # what Orbax puts into a step's folder
+_AHEAD = 64 << 20  # bytes of rows that wait to be written, where the caller waits too
+_pending: dict[str, "Save"] = {}  # the last save of each directory, until its error is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +62,7 @@ class Summary:
     Attributes:
       step: the step it was saved at.
       table: the settings of the table: "columns" (a list of name, shape and dtype), "trajectory_length", "capacity",
-        "partitions", "selector", "eviction", "streams", "anchor", "gear_jax" (the version that wrote it).
+        "partitions", "selector", "selection", "eviction", "streams", "anchor", "gear_jax" (the version that wrote it).
       length: `int32[P, S]`, steps in each slot; 0: empty.
       priority: `float32[P, S]`.
       stats: rows inserted, evicted, sampled, ..., as in `Replay.stats`.
@@ -57,10 +75,80 @@ class Summary:
     stats: dict[str, int | float]
 
 
+class Save:
+    """A save, under way or done. Made by `save`.
+
+    Attributes:
+      step: its number.
+    """
+
+    def __init__(self, step: int, columns: ColumnsSave, work: Callable[[], None]):
+        self.step = step
+        self._columns, self._error = columns, None
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"gear_jax.checkpoint step {step}")
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as e:  # for whoever waits
+            self._error = e
+            self._columns.rows.abandon()
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of rows that this process has written so far, before compression."""
+        return self._columns.written
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the step is complete, on all processes.
+
+        Args:
+          timeout: in seconds; None: as long as it takes (processes that wait for another give up after 5 minutes).
+
+        Raises:
+          TimeoutError: if it takes longer.
+          Exception: what it has failed with. The steps before are as they were.
+        """
+        self._thread.join(timeout)
+        if not self.done():
+            raise TimeoutError(f"save of step {self.step}: still under way after {timeout} s. Wait again.")
+        for path in [path for path, pending in _pending.items() if pending is self]:
+            del _pending[path]
+        if self._error is not None:
+            raise self._error
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    """Python says on the standard error what a save has failed with that nobody has waited for."""
+    for pending in list(_pending.values()):
+        pending.wait()
+
+
 def save(
-    directory: str | os.PathLike, step: int, state: ReplayState, replay: Replay, *, keep: int | None = None
-) -> None:
-    """Saves a table as one step of a directory; done when it returns. The state is not consumed.
+    directory: str | os.PathLike,
+    step: int,
+    state: ReplayState,
+    replay: Replay,
+    *,
+    keep: int | None = None,
+    blocking: bool = True,
+    since: int | None = None,
+    ahead: int = 1 << 30,
+) -> Save:
+    """Saves a table as one step of a directory. The state is not consumed.
+
+    Over several processes all of them call it, with a directory that all of them see. The step is there when all have
+    written their part, or not at all.
+
+    Blocks of rows (4 MiB, or one row) that the directory's latest step holds already are not written again. To find
+    them, all rows are read, and compared by a digest of 64 bits that the device forms. With `since`, the index says
+    what has changed, and the rest is not read either.
 
     Args:
       directory: of a file system; made if it is not there.
@@ -68,36 +156,86 @@ def save(
       state: the state, outside jit.
       replay: what made it.
       keep: how many steps to keep; the oldest go once this one is complete. None: all.
+      blocking: whether the step is complete when this returns. If not, writing goes on in a thread, and what is
+        sampled, added or updated meanwhile changes nothing of what is saved: all rows to be written have been read when
+        this returns. That needs memory: see `ahead`. Wait for it before the process ends, which cuts it short.
+      since: a step in the directory that the state comes from: it was saved as that step, or restored from it, and then
+        nothing but this replay's calls. Slots that have not been filled since are taken to be the same. A few of them
+        are compared; if they differ, this raises.
+      ahead: bytes of rows that may wait in the host's memory, where `blocking` is False. If more has changed, it
+        returns when all but these have been written.
+
+    Returns:
+      A `Save`: `wait()` for its end, or its error. An error that nobody has waited for is raised by the next save to
+      the directory, or printed when the process ends.
 
     Raises:
-      ValueError: if the step is there already, or the state was consumed or is not of this replay.
+      ValueError: if the step is there already, the state was consumed or is not of this replay, or does not come from
+        the step `since`.
     """
-    step = _step_number(step)
-    if not isinstance(replay, Replay):
-        raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix="Pass what made the state.")
-    if not isinstance(state, ReplayState):
-        raise type_error("state", got=type(state).__name__, wanted="a ReplayState", fix="Pass the last state.")
-    _check_state(state, replay)
-    if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
-        fix = "Leave it out to keep all steps."
-        raise value_error("keep", got=repr(keep), wanted="None or a positive integer", fix=fix)
-    items = ocp.args.Composite(
-        index=IndexSave(jax.tree.leaves(state.replace(columns=None))),
-        columns=ColumnsSave(replay.config, state.columns),
-        table=ocp.args.JsonSave(_table(replay)),
+    step = step_number(step)
+    check_arguments(state, replay, keep, ahead)
+    path = path_of(directory)
+    if os.fspath(path) in _pending:
+        _pending[os.fspath(path)].wait()
+    path.mkdir(parents=True, exist_ok=True)
+    steps = steps_in(path)
+    if step in steps:
+        raise value_error(
+            "step", got=f"{step}, which is in {directory} already", wanted=f"one not in {steps}",
+            fix="Save under another number, or remove that step's folder.",
+        )  # fmt: skip
+    table = describe(replay)
+    base = base_of(path, steps, since, table, replay)
+    processes = _processes(replay)
+    shards, whole = _state.take(replay, state)
+    number = {f["name"]: f["number"] for f in table["index"]}
+    parts = [(s.start, s.stop, {number[name]: x for name, x in s.arrays.items()}) for s in shards]
+    first = jax.process_index() == processes[0]
+    index = IndexSave(parts, {number[name]: x for name, x in whole.items()} if first else None, processes)
+    rows = HandOver(_AHEAD if blocking else ahead)
+    columns = ColumnsSave(replay.config, rows, None if base is None else base.columns, processes)
+    items = ocp.args.Composite(index=index, columns=columns, table=ocp.args.JsonSave(table))
+    handle = Save(step, columns, functools.partial(_write, path, step, keep, items, processes))
+    _pending[os.fspath(path)] = handle
+    failed = True
+    try:
+        for shard in shards:
+            if not all(rows.put(item) for item in blocks(replay.config, shard, base)):
+                break
+        rows.finish()
+        failed = False
+    except BaseException as e:
+        rows.finish(e)
+        raise
+    finally:
+        if blocking or failed:
+            handle.wait()
+    return handle
+
+
+def _write(path: epath.Path, step: int, keep: int | None, items: Any, processes: tuple[int, ...]) -> None:
+    """Has Orbax write a step; in a thread of its own."""
+    everyone = ocp.options.MultiprocessingOptions(
+        primary_host=processes[0], active_processes=set(processes), barrier_sync_key_prefix=f"gear_jax_{processes[0]}"
     )
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=False)
-    with ocp.CheckpointManager(_path(directory), options=options, item_handlers=_handlers()) as manager:
-        if step in manager.all_steps():
-            raise value_error(
-                "step", got=f"{step}, which is in {directory} already", wanted=f"one not in {manager.all_steps()}",
-                fix="Save under another number, or remove that step's folder.",
-            )  # fmt: skip
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep, create=False, enable_async_checkpointing=False, multiprocessing_options=everyone
+    )
+    handlers = {
+        "index": IndexHandler(),
+        "columns": ColumnsHandler(),
+        "table": ocp.JsonCheckpointHandler(multiprocessing_options=everyone),
+    }
+    with ocp.CheckpointManager(path, options=options, item_handlers=handlers) as manager:
         manager.save(step, args=items, force=True)
 
 
 def restore(directory: str | os.PathLike, replay: Replay, step: int | None = None) -> ReplayState:
     """Reads a table back; it goes on with the same batches as the one that was saved.
+
+    The replay may be over another number of devices or processes, or over none: with centralized selection the batches
+    are the same. Over several processes all of them call it.
 
     Args:
       directory: as given to `save`.
@@ -111,28 +249,43 @@ def restore(directory: str | os.PathLike, replay: Replay, step: int | None = Non
     Raises:
       FileNotFoundError: if there is no such directory or step.
       ValueError: naming what differs, if the checkpoint is not of such a table; or if it is damaged.
+      RuntimeError: if another process has failed.
     """
     if not isinstance(replay, Replay):
         raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix="Pass gear_jax.make_replay(...).")
-    path, step = _find(directory, step)
-    saved = _read_table(path, step)
-    _check_table(f"{path / str(step)}", saved, _table(replay))
+
+    def look():
+        path, number = find(directory, step)
+        saved = read_table(path, number)
+        check_table(f"{path / str(number)}", saved, describe(replay))
+        return path, number, saved
+
+    path, number, saved = _together(replay, look)
     state = replay.init()
-    index, tree = jax.tree.flatten(state.replace(columns=None))
-    shardings = [x.sharding for x in index]
-    columns = ColumnsRestore(replay.config, state.columns)
-    del state, index  # the columns are handed over: they are filled in place
-    restored = _read(path, step, index=IndexRestore(saved["index"]), columns=columns)
-    index = tree.unflatten(jax.device_put(list(restored["index"].values()), shardings))
-    return index.replace(columns=restored["columns"])
+    columns = ColumnsRestore(replay.config, replay.placement, state.columns)
+    state = state.replace(columns=None)  # the columns are handed over: they are filled in place
+
+    def read():
+        folder = path / str(number)
+        try:
+            archives = Archives(folder / "index", replay.config.partitions)
+            fields = {f["name"]: Field.of_json(f) for f in saved["index"]}
+            index = _state.give(
+                replay, state, lambda name, start, stop: read_field(archives, fields[name], start, stop)
+            )
+            return index.replace(columns=ColumnsHandler().restore(folder / "columns", columns))
+        except Exception as e:
+            raise damaged(path, number, f"{type(e).__name__}: {e}") from e
+
+    return _together(replay, read)
 
 
 def latest_step(directory: str | os.PathLike) -> int | None:
     """The largest number of a complete step in a directory; None where there is none."""
-    path = _path(directory)
+    path = path_of(directory)
     if not path.is_dir():
         return None
-    steps = _steps(path)
+    steps = steps_in(path)
     return max(steps) if steps else None
 
 
@@ -142,165 +295,40 @@ def summary(directory: str | os.PathLike, step: int | None = None) -> Summary:
     Raises:
       FileNotFoundError, ValueError: as `restore`.
     """
-    path, step = _find(directory, step)
-    table = _read_table(path, step)
+    path, step = find(directory, step)
+    table = read_table(path, step)
     wanted = ("length", "priority", "counters", "max_priority")
-    fields = [f for f in table["index"] if f["name"] in wanted]
-    index = _read(path, step, index=IndexRestore(fields))["index"]
+    fields = [Field.of_json(f) for f in table["index"] if f["name"] in wanted]
+    try:
+        index = IndexHandler().restore(path / str(step) / "index", IndexRestore(fields, table["partitions"]))
+    except Exception as e:
+        raise damaged(path, step, f"{type(e).__name__}: {e}") from e
     stats = _statistics.of_arrays(table["capacity"], index["length"], index["counters"], index["max_priority"])
     return Summary(step, table, index["length"], index["priority"], stats)
 
 
-# What is checked.
+def _processes(replay: Replay) -> tuple[int, ...]:
+    """The processes that hold the table, which save and restore it together."""
+    if replay.placement is None:
+        return (jax.process_index(),)
+    return tuple(sorted({d.process_index for d in replay.placement.mesh.devices.flat}))
 
 
-def _table(replay: Replay) -> dict[str, Any]:
-    config = replay.config
-    columns = [_field(*x) for x in zip(config.names, config.columns, strict=True)]
-    index = [
-        {**_field(jax.tree_util.keystr(path, simple=True, separator="/"), x), "number": i}
-        for i, (path, x) in enumerate(jax.tree.leaves_with_path(jax.eval_shape(replay.init).replace(columns=None)))
-    ]
-    return {
-        "format": FORMAT,
-        "gear_jax": gear_jax.__version__,
-        "columns": columns,
-        "index": index,
-        "trajectory_length": config.steps,
-        "capacity": config.table.capacity,
-        "partitions": config.partitions,
-        "selector": repr(config.selector),
-        "eviction": repr(config.eviction),
-        "streams": config.streams,
-        "anchor": config.anchor.kind,
-        "shortest_trajectory": config.anchor.min_length,
-    }
-
-
-def _field(name: str, x: Any) -> dict[str, Any]:
-    return {"name": name, "shape": list(x.shape), "dtype": x.dtype.name}
-
-
-_SETTINGS = (
-    "trajectory_length", "capacity", "partitions", "selector", "eviction", "streams", "shortest_trajectory",
-)  # fmt: skip
-
-
-def _check_table(where: str, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises ValueError where the settings of a checkpoint and of a replay differ in what the state depends on."""
-
-    def check(what: str, got: Any, want: Any, detail: str = "") -> None:
-        if got != want:
-            fix = "Restore with a replay made like the one that was saved."
-            raise value_error(f"checkpoint {where}: {what}", got=got, wanted=f"{want}{detail}", fix=fix)
-
-    def check_fields(what: str, kind: str) -> None:
-        got, want = ({f["name"]: f"{f['dtype']}{f['shape']}" for f in table[what]} for table in (saved, wanted))
-        missing, unknown = sorted(set(want) - set(got)), sorted(set(got) - set(want))
-        detail = "; ".join(f"{k} {v}" for k, v in (("missing", missing), ("unknown", unknown)) if v)
-        check(what, list(got), list(want), f" ({detail})" if detail else "")
-        for name in want:
-            check(f"{kind} {name!r}", got[name], want[name])
-
-    check_fields("columns", "column")
-    for name in _SETTINGS:
-        check(name, saved[name], wanted[name])
-    check_fields("index", "index")  # a selector of the same name may keep another state
-
-
-def _check_state(state: ReplayState, replay: Replay) -> None:
-    leaves = jax.tree.leaves(state)
-    if any(isinstance(x, Tracer) for x in leaves):
-        raise type_error("save: state", got="a traced state", wanted="a concrete one", fix="Call save outside jit.")
-    if any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves):
-        raise value_error(
-            "save: state",
-            got="a state that an earlier call has consumed",
-            wanted="the state that the last call returned",
-            fix="Rebind it: `state, sample = replay.sample(state, ...)`.",
-        )
-    wanted = jax.eval_shape(replay.init)
-    show = lambda s: jax.tree.map(lambda x: (x.shape, x.dtype), s)  # noqa: E731
-    if jax.tree.structure(state) != jax.tree.structure(wanted) or show(state) != show(wanted):
-        wanted = f"one of {replay!r}"
-        raise value_error("save: state", got="the state of another replay", wanted=wanted, fix="Pass what made it.")
-
-
-# Orbax.
-
-
-def _path(directory: str | os.PathLike) -> epath.Path:
-    return epath.Path(os.path.abspath(directory))
-
-
-def _step_number(step: Any) -> int:
-    if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
-        raise value_error("step", got=repr(step), wanted="an integer >= 0", fix="Pass the number of the training step.")
-    return int(step)
-
-
-def _steps(path: epath.Path) -> list[int]:
-    return sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and (p / _COMPLETE).exists())
-
-
-def _find(directory, step: int | None) -> tuple[epath.Path, int]:
-    path = _path(directory)
-    wanted, fix = "a directory that gear_jax.checkpoint.save has written", "Look at the path."
-    if not path.is_dir():
-        what = "a file" if path.exists() else "nothing there"
-        raise FileNotFoundError(message(f"checkpoint {path}", got=what, wanted=wanted, fix=fix))
-    steps = _steps(path)
-    if not steps:
-        if (path / _COMPLETE).exists():
-            fix = f"Give the directory that it is in, {path.parent}, and step={path.name}."
-        raise FileNotFoundError(message(f"checkpoint {path}", got="no complete step", wanted=wanted, fix=fix))
-    if step is None:
-        return path, steps[-1]
-    step = _step_number(step)
-    if step not in steps:
-        fix = "Leave step out for the latest."
-        raise FileNotFoundError(message(f"checkpoint {path}: step", got=step, wanted=f"one of {steps}", fix=fix))
-    return path, step
-
-
-def _handlers() -> dict[str, ocp.CheckpointHandler]:
-    return {
-        "index": IndexHandler(),
-        "columns": ColumnsHandler(),
-        "table": ocp.JsonCheckpointHandler(),
-    }
-
-
-def _read(path: epath.Path, step: int, **items: Any) -> Any:
-    """Restores items; whatever fails in there is damage, and said so."""
-    handlers = _handlers()
-    composite = ocp.CompositeCheckpointHandler(
-        index=handlers["index"], columns=handlers["columns"], table=handlers["table"]
-    )
-    with ocp.Checkpointer(composite) as checkpointer:
-        try:
-            restored = checkpointer.restore(path / str(step), args=ocp.args.Composite(**items))
-        except Exception as e:
-            raise _damaged(path, step, f"{type(e).__name__}: {e}") from e
-    missing = [name for name in items if restored.get(name) is None]
-    if missing:
-        raise _damaged(path, step, f"no {' and no '.join(missing)}")
-    return restored
-
-
-def _damaged(path: epath.Path, step: int, what: str) -> ValueError:
-    others = [s for s in _steps(path) if s != step]
-    fix = f"Restore another step: {others}." if others else "There is no other step to go back to."
-    return value_error(f"checkpoint {path / str(step)}", got=what, wanted="a complete checkpoint of gear_jax", fix=fix)
-
-
-def _read_table(path: epath.Path, step: int) -> dict[str, Any]:
-    table = _read(path, step, table=ocp.args.JsonRestore())["table"]
-    if not isinstance(table, dict) or "format" not in table:
-        raise _damaged(path, step, "no settings of a table")
-    if table["format"] != FORMAT:
-        raise value_error(
-            f"checkpoint {path / str(step)}: format", got=f"{table['format']}, of gear_jax {table.get('gear_jax')}",
-            wanted=f"{FORMAT}, of gear_jax {gear_jax.__version__}", fix="Restore it with the version that wrote it.",
-        )  # fmt: skip
-    return table
+def _together(replay: Replay, work: Callable[[], Any]) -> Any:
+    """What `work` returns; raises on all processes if it does on one."""
+    result = error = None
+    try:
+        result = work()
+    except Exception as e:
+        error = e
+    if len(_processes(replay)) > 1:
+        failed = np.asarray(multihost_utils.process_allgather(np.array([error is not None]))).reshape(-1)
+        if error is None and failed.any():
+            others = np.flatnonzero(failed).tolist()
+            fix = "They say what it was."
+            error = RuntimeError(
+                message("restore", got=f"failures on processes {others}", wanted="what each of them needs", fix=fix)
+            )
+    if error is not None:
+        raise error
+    return result

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import gear_jax as gear
-from gear_jax import _checkpoint_items, checkpoint
+from gear_jax import checkpoint
+from gear_jax._checkpoint import _files
 from gear_jax.testing.ops import to_numpy
 
 COLUMNS = {
@@ -127,10 +128,10 @@ def test_every_dtype(tmp_path):
     assert bits(checkpoint.restore(tmp_path, replay)) == bits(state)
 
 
-@pytest.mark.parametrize(("chunk", "block"), [(8, 32), (64, 64), (200, 700), (100_000, 100_000)])
-def test_any_division_into_blocks(tmp_path, monkeypatch, chunk, block):
-    monkeypatch.setattr(_checkpoint_items, "_CHUNK", chunk)
-    monkeypatch.setattr(_checkpoint_items, "_BLOCK", block)
+@pytest.mark.parametrize(("block", "read"), [(8, 32), (64, 64), (200, 700), (100_000, 100_000)])
+def test_any_division_into_blocks(tmp_path, monkeypatch, block, read):
+    monkeypatch.setattr(_files, "_BLOCK", block)
+    monkeypatch.setattr(_files, "_READ", read)
     replay, state = saved(tmp_path, THREE_PARTITIONS)
     assert same(checkpoint.restore(tmp_path, replay), state)
 
@@ -247,15 +248,17 @@ def _cut(path):
 @pytest.mark.parametrize(
     ("pattern", "harm"),
     [
-        ("columns/0/c/0/0", _flip),
-        ("columns/1/c/0/0", _cut),
-        ("columns/2/c/0/0", pathlib.Path.unlink),
+        ("columns/0/c.0.0.0", _flip),
+        ("columns/1/c.0.0.0", _cut),
+        ("columns/2/c.0.0.0", pathlib.Path.unlink),
         ("columns/0/zarr.json", pathlib.Path.unlink),
         ("columns", shutil.rmtree),
         ("index", shutil.rmtree),
-        ("index/index.npz", _flip),
-        ("index/index.npz", _cut),
-        ("index/index.npz", pathlib.Path.unlink),
+        ("index/0-1.npz", _flip),
+        ("index/0-1.npz", _cut),
+        ("index/0-1.npz", pathlib.Path.unlink),
+        ("index/whole.npz", _flip),
+        ("index/whole.npz", pathlib.Path.unlink),
         ("table", shutil.rmtree),
         ("table/metadata", _cut),
     ],
@@ -280,7 +283,7 @@ def test_other_format_is_named(tmp_path):
     path = tmp_path / "1" / "table" / "metadata"
     table = json.loads(path.read_text())
     path.write_text(json.dumps({**table, "format": 99, "gear_jax": "9.0"}))
-    with pytest.raises(ValueError, match=r"format: got 99, of gear_jax 9\.0, wanted 1"):
+    with pytest.raises(ValueError, match=r"format: got 99, of gear_jax 9\.0, wanted 2"):
         checkpoint.restore(tmp_path, REPLAY)
 
 
@@ -310,16 +313,20 @@ for i in range(table.capacity // 20):
 """
 _SAVE_TWICE = """
 gear.checkpoint.save(sys.argv[1], 1, state, replay)
-state, _ = replay.sample(state, jax.random.key(0), 8)
+for i in range(table.capacity // 40):  # half of it
+    x = jax.random.normal(jax.random.key(-i), (20, 1000, 64))
+    state, _ = replay.add(state, {"x": x}, jnp.full((20,), 1000, jnp.int32))
 print("saving", flush=True)
 gear.checkpoint.save(sys.argv[1], 2, state, replay)
 print("saved", flush=True)
 """
 
 
-def run(code, *args):
+def run(code, *args, **options):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], env=env, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)], env=env, stdout=subprocess.PIPE, text=True, **options
+    )
 
 
 def test_killed_save_leaves_the_previous_step(tmp_path):
@@ -328,7 +335,7 @@ def test_killed_save_leaves_the_previous_step(tmp_path):
         assert process.stdout.readline() == "saving\n"
         deadline = time.monotonic() + 60
         # Killed with some of the column written, and not all.
-        while not list(tmp_path.glob("2.*/columns*/0/c/*")):
+        while not list(tmp_path.glob("2.*/columns*/0/c.*")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
@@ -345,6 +352,25 @@ def test_killed_save_leaves_the_previous_step(tmp_path):
     checkpoint.save(tmp_path, 2, state, replay)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
     assert same(checkpoint.restore(tmp_path, replay), state)
+
+
+def test_a_process_that_does_not_wait_says_so(tmp_path):
+    """It ends, the save is complete or not there, and what was there before is."""
+    code = (
+        _SAVE
+        + """
+gear.checkpoint.save(sys.argv[1], 1, state, replay)
+from orbax.checkpoint import CheckpointManager
+def cut_short(*args, **kwargs):
+    raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+CheckpointManager.save = cut_short
+gear.checkpoint.save(sys.argv[1], 2, state, replay, blocking=False)
+"""
+    )
+    with run(code, tmp_path, 20, stderr=subprocess.PIPE) as process:
+        _, err = process.communicate(timeout=120)
+    assert "cannot schedule new futures" in err
+    assert checkpoint.latest_step(tmp_path) == 1
 
 
 _PEAK = """

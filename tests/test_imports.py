@@ -16,7 +16,7 @@ LAYERS = {
     "ops": 2, "transport": 2, "_random": 2, "_axis": 2,
     "selectors": 3, "windows": 3, "external": 3,
     "replay": 4,
-    "sharding": 5, "actors": 5, "checkpoint": 5, "_checkpoint_items": 5, "datasets": 5, "_prefetch": 5,
+    "sharding": 5, "actors": 5, "checkpoint": 5, "_checkpoint": 5, "datasets": 5, "_prefetch": 5,
     "flax": 6, "cli": 6, "bench": 6, "testing": 6, "__main__": 6,
 }  # fmt: skip
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.name != "__init__.py" or p.parent != ROOT)

@@ -1,0 +1,1 @@
+"""What `gear_jax.checkpoint` writes and reads."""
