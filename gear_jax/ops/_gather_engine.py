@@ -87,8 +87,11 @@ def choose(
                 fix=f"{_OUTSIDE}: what a program draws is not known on the host.",
             )  # fmt: skip
         return None
-    least = {"copy": 0, "kernel": 2**63}.get(engine, COPY_WINDOW_BYTES)
-    copied = tuple(size >= least and (engine == "copy" or _in_host(c)) for size, c in zip(sizes, columns, strict=True))
+    batch = np.shape(rows[0])[0]
+    large = [size >= COPY_WINDOW_BYTES and size * batch >= COPY_BATCH_BYTES for size in sizes]
+    copied = tuple(
+        engine == "copy" or (engine == "auto" and fits and _in_host(c)) for fits, c in zip(large, columns, strict=True)
+    )
     if not any(copied):
         return copied
     fault = _fault(columns, copied, rows)

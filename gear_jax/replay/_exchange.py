@@ -22,6 +22,9 @@ from gear_jax.replay._config import Config, check_divides
 from gear_jax.windows import visible
 
 
+_PIECES = 64
+
+
 def replicas(config: Config) -> tuple[str, ...]:
     """The axes that a batch is repeated over."""
     return tuple(name for name in _axis.names(config.axis) if name != config.batch_axis)
@@ -157,14 +160,8 @@ def _by_collective(config: Config, part: Part, columns, rows, ticket, after):
             config.window_tree, ticket=ticket, after=after,
         )  # fmt: skip
         if ragged:
-            sizes = counts[:, me], counts[me]
-            offsets = jnp.arange(n, dtype=jnp.int32) * np.int32(width)
-            there = jnp.full((n,), me * np.int32(width))
-            move = lambda x: jax.lax.ragged_all_to_all(  # noqa: E731
-                x, jnp.zeros_like(x), offsets, sizes[0], there, sizes[1], axis_name=_axis.names(config.axis)
-            )
-        else:
-            move = lambda x: jax.lax.all_to_all(x, _axis.names(config.axis), 0, 0, tiled=True)  # noqa: E731
+            return jax.tree.map(_ragged(_axis.names(config.axis), me, counts, width), data), ticket
+        move = lambda x: jax.lax.all_to_all(x, _axis.names(config.axis), 0, 0, tiled=True)  # noqa: E731
         return jax.tree.map(move, data), ticket
 
     def take(turn, came, so_far):
@@ -186,3 +183,40 @@ def _by_collective(config: Config, part: Part, columns, rows, ticket, after):
 
         _, data, ticket = jax.lax.while_loop(lambda c: c[0] < turns, turn, (jnp.int32(1), data, ticket))
     return data, ticket
+
+
+def _ragged(names: tuple[str, ...], me: jax.Array, counts: jax.Array, width: int) -> Any:
+    """What moves `[n * width, ...]`, of which the first counts[k, me] of each `width` rows go to device k.
+
+    Args:
+      names: of the axes.
+      me: the number of this device.
+      counts: `int32[n, n]`, rows for each target from each owner.
+      width: rows that there is room for from each device.
+    """
+    n = counts.shape[0]
+    # XLA's kernel copies each piece with one block of threads: many pieces fill the link.
+    piece = -(-width // _PIECES)
+    begin = jnp.arange(-(-width // piece), dtype=jnp.int32) * np.int32(piece)
+    cut = lambda rows: jnp.clip(rows[:, None] - begin[None], 0, piece).reshape(-1)  # noqa: E731
+    room = (jnp.arange(n, dtype=jnp.int32) * np.int32(width))[:, None] + begin[None]
+    there = jnp.broadcast_to(me * np.int32(width) + begin[None], room.shape).reshape(-1)
+    sizes = cut(counts[:, me]), cut(counts[me])
+
+    def move(x):
+        words = _as_words(x)
+        got = jax.lax.ragged_all_to_all(
+            words, jnp.zeros_like(words), room.reshape(-1), sizes[0], there, sizes[1], axis_name=names
+        )
+        return got if words is x else jax.lax.bitcast_convert_type(got, x.dtype).reshape(x.shape)
+
+    return move
+
+
+def _as_words(x: jax.Array) -> jax.Array:
+    """Rows of a narrow dtype as `uint32[rows, k]`, which a GPU moves faster; else as they are."""
+    size = x.dtype.itemsize
+    per_row = math.prod(x.shape[1:])
+    if size >= 4 or x.dtype == jnp.bool_ or per_row == 0 or per_row * size % 4:
+        return x
+    return jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1, 4 // size), jnp.uint32)

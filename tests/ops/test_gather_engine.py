@@ -69,6 +69,12 @@ def rows(count=5, seed=1, shape=SHAPE):
     return random_rows(np.random.default_rng(seed), shape, (count,))
 
 
+def take_from(monkeypatch, window, batch=1):
+    """Lets "auto" take smaller windows and batches than it is made for."""
+    monkeypatch.setattr(_gather_engine, "COPY_WINDOW_BYTES", window)
+    monkeypatch.setattr(_gather_engine, "COPY_BATCH_BYTES", batch)
+
+
 def sliced(values, slots, starts, lengths, window):
     """The oracle for windows of many steps."""
     table = values.reshape(-1, *values.shape[2:])
@@ -133,7 +139,7 @@ def test_trees_and_windows_of_all_columns(engines, plans):
 
 
 def test_large_windows_go_by_copy_engines(engines, plans, monkeypatch):
-    monkeypatch.setattr(_gather_engine, "COPY_WINDOW_BYTES", 4 * 64)
+    take_from(monkeypatch, 4 * 64)
     made = {"wide": table((*SHAPE, 16)), "narrow": table(SHAPE), "near": table((*SHAPE, 16), memory="device")}
     columns, ids = {k: c for k, (_, c) in made.items()}, rows()
     data, mask, _ = ops.gather(columns, *ids, WINDOW)
@@ -143,14 +149,17 @@ def test_large_windows_go_by_copy_engines(engines, plans, monkeypatch):
     assert ops.stats() == {"kernel": 0, "copy": 1, "copy_bytes": 5 * 4 * 64, "fallback": None}
     ops.gather(columns, *ids, Window(-2, 3, pad_value=1))
     ops.gather(columns, *ids, WINDOW, engine="kernel")
-    assert len(plans) == 1 and ops.stats()["kernel"] == 2
+    take_from(monkeypatch, 4 * 64, 5 * 4 * 64 + 1)  # the batch is too small then
+    ops.gather(columns, *ids, WINDOW)
+    take_from(monkeypatch, 4 * 64, 5 * 4 * 64)
+    assert len(plans) == 1 and ops.stats()["kernel"] == 3
     ops.gather({k: columns[k] for k in ("wide", "narrow")}, *map(list, ids), WINDOW, engine="copy")
     assert plans[-1].copied == (True, True)
-    assert ops.stats() == {"kernel": 2, "copy": 2, "copy_bytes": 2 * 5 * 4 * 64 + 5 * 4 * 4, "fallback": None}
+    assert ops.stats() == {"kernel": 3, "copy": 2, "copy_bytes": 2 * 5 * 4 * 64 + 5 * 4 * 4, "fallback": None}
 
 
 def test_what_auto_leaves_to_the_kernel(engines, plans, monkeypatch):
-    monkeypatch.setattr(_gather_engine, "COPY_WINDOW_BYTES", 1)
+    take_from(monkeypatch, 1)
     values, column = table()
     ids = rows()
     check(values, column, [jnp.asarray(x) for x in ids], WINDOW, "auto")
@@ -164,7 +173,7 @@ def test_what_auto_leaves_to_the_kernel(engines, plans, monkeypatch):
 
 
 def test_programs_use_the_kernel_and_are_not_counted(engines, plans, monkeypatch):
-    monkeypatch.setattr(_gather_engine, "COPY_WINDOW_BYTES", 1)
+    take_from(monkeypatch, 1)
     values, column = table()
     ids = rows()
     wanted = gather_oracle(values, *ids, WINDOW)
@@ -224,7 +233,7 @@ def test_a_sharded_column_is_not_copied(engines):
 
 @pytest.mark.cpu
 def test_a_cpu_has_no_copy_engines(plans, monkeypatch):
-    monkeypatch.setattr(_gather_engine, "COPY_WINDOW_BYTES", 1)
+    take_from(monkeypatch, 1)
     values, column = table()
     check(values, column, rows(), WINDOW, "auto")
     assert not plans and ops.stats() == {"kernel": 1, "copy": 0, "copy_bytes": 0, "fallback": None}
@@ -234,7 +243,7 @@ def test_a_cpu_has_no_copy_engines(plans, monkeypatch):
 
 def test_a_driver_that_is_too_old_is_said_once(engines, plans, monkeypatch):
     monkeypatch.setattr(_gather_engine, "batch_copy_problem", lambda: "CUDA driver: got 550, wanted 570.")
-    monkeypatch.setattr(_gather_engine, "COPY_WINDOW_BYTES", 1)
+    take_from(monkeypatch, 1)
     values, column = table()
     with pytest.warns(RuntimeWarning, match="gear_jax.ops.gather: CUDA driver: got 550"):
         check(values, column, rows(), WINDOW, "auto")
@@ -337,8 +346,9 @@ def test_the_two_oracles_agree(pad):
 @pytest.mark.gpu
 @pytest.mark.parametrize("pad", PADS)
 @pytest.mark.parametrize("step", [1, 3, 17, 4096])
-def test_the_copy_engines_of_this_gpu(step, pad):
+def test_the_copy_engines_of_this_gpu(step, pad, monkeypatch):
     """Windows around the limit, trajectories of all lengths, rows outside the table."""
+    take_from(monkeypatch, 1 << 20)
     shape = (2, 5, (3 << 20) // step)
     values, column = table((*shape, step), np.uint8)
     ids = rows(24, 3, shape)
@@ -352,7 +362,8 @@ def test_the_copy_engines_of_this_gpu(step, pad):
 
 
 @pytest.mark.gpu
-def test_the_copy_engines_see_the_last_write():
+def test_the_copy_engines_see_the_last_write(monkeypatch):
+    take_from(monkeypatch, 1 << 20)
     shape = (1, 16, 4, 1 << 20)
     column = ops.zeros(shape, jnp.uint8, "pinned_host")
     write = jax.jit(ops.scatter, donate_argnums=0)

@@ -14,9 +14,10 @@ from gear_jax.bench.gpu.bench import Bench, Reads
 from gear_jax.bench.gpu.findings import CALL, IN_FLIGHT, Findings, Missing
 from gear_jax.bench.gpu.reading import size_text
 from gear_jax.bench.gpu.torch_trees import load_torch
-from gear_jax.ops._gather_engine import COPY_WINDOW_BYTES
+from gear_jax.ops._gather_engine import COPY_BATCH_BYTES, COPY_WINDOW_BYTES
 
 _BOUND = 1.0
+_NEARLY = 0.95  # a batch of whole windows may be a little smaller than what it stands for
 _COVER = 1.5  # gathers last so many times as long as the work beside them, so that all of it has them beside it
 
 
@@ -37,7 +38,8 @@ def engines(bench: Bench, found: Findings) -> None:
             bench.check_time()
             reads = Reads(bench, layout, columns, max(1, size // row), {"x": (0, steps)})
             ratio = _compare(bench, found, reads, names, row, beside if first else None)
-            ratios[row] = min(ratios.get(row, ratio), ratio)
+            if reads.size >= COPY_BATCH_BYTES * _NEARLY or not bench.on_gpu:
+                ratios[row] = min(ratios.get(row, ratio), ratio)
     _judge(found, ratios if bench.on_gpu else {})
 
 
@@ -86,7 +88,8 @@ def _judge(found: Findings, ratios: dict[int, float]) -> None:
     used = {row: ratio for row, ratio in ratios.items() if row >= COPY_WINDOW_BYTES}
     worst = min(used, key=used.__getitem__, default=None)
     found.at_least(
-        f"copy engines, windows from {size_text(COPY_WINDOW_BYTES)}, where `engine='auto'` takes them; the slowest",
+        f"copy engines, windows from {size_text(COPY_WINDOW_BYTES)} in batches from {size_text(COPY_BATCH_BYTES)}, where "
+        "`engine='auto'` takes them; the slowest",
         _BOUND, "x the kernel, called the same way", None if worst is None else used[worst],
         "not on this backend" if worst is None else f"windows of {size_text(worst)}",
     )  # fmt: skip

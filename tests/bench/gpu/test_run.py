@@ -24,7 +24,7 @@ TARGETS = {
         "ops.gather in a scan",
         "replay.sample in a scan",
     ],
-    "engine": ["copy engines, windows from 1 MiB"],
+    "engine": ["copy engines, windows from 1 MiB in batches from 256 MiB"],
     "latency": ["sample (uniform select"],
     "priorities": ["prioritised, N = 3,000, B = 512: sample", "prioritised, N = 3,000, B = 512: update"],
     "hbm": ["HBM table"],
