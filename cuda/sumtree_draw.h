@@ -37,18 +37,23 @@ GEAR_JAX_HD_INLINE int Descend(const Children& child, double& target) {
 
 // A call of sumtree_sample, as its kernel's argument. The fields are those of SumTreeSample; pointers are the device's.
 struct DeviceDraws {
+  static constexpr int64_t kWarps = kDrawGroup / 32;  // of a block
+
   DeviceTree tree;
   int64_t all_partitions = 0;
-  const int32_t* first = nullptr;  // [1]
-  const float* roots = nullptr;    // [all_partitions]
-  int64_t draws = 0;               // B
-  const uint32_t* bits = nullptr;  // [B, 2]; or null, and they are drawn from `key`
-  const uint32_t* key = nullptr;   // [2]
+  const int32_t* first = nullptr;        // [1]
+  RootArray roots;                       // [all_partitions]
+  const int32_t* length = nullptr;       // [P, S]
+  const uint32_t* generation = nullptr;  // [P, S]
+  int64_t draws = 0;                     // B
+  const uint32_t* bits = nullptr;        // [B, 2]; or null, and they are drawn from `key`
+  const uint32_t* key = nullptr;         // [2]
   bool stratified = false;
-  int32_t* slot = nullptr;  // [B]
-  float* drawn = nullptr;   // [B]
-  float* total = nullptr;   // [1]
-  int level = 0;            // at which draws begin
+  DrawnRows rows;
+  float* total = nullptr;           // [1]
+  const int32_t* ticket = nullptr;  // [1], copied to ticket_out
+  int32_t* ticket_out = nullptr;
+  int level = 0;  // at which draws begin
 
   // Draws begin at the root where there are no prefix sums of a lower level.
   GEAR_JAX_HD int64_t Starts() const { return level + 1 < tree.levels ? tree.nodes[level] : 0; }
@@ -56,9 +61,11 @@ struct DeviceDraws {
 
   // Of shared memory.
   int64_t MemoryBytes() const {
-    const int64_t doubles = PrefixSums::Size(all_partitions) + Rows() * PrefixSums::Size(Starts());
-    return doubles * static_cast<int64_t>(sizeof(double));
+    return Doubles() * static_cast<int64_t>(sizeof(double)) + kWarps * static_cast<int64_t>(sizeof(uint32_t));
   }
+  // Of the prefix sums.
+  GEAR_JAX_HD int64_t Doubles() const { return PrefixSums::Size(all_partitions) + Rows() * PrefixSums::Size(Starts()); }
+  GEAR_JAX_HD uint32_t* LeastOfWarps(double* memory) const { return reinterpret_cast<uint32_t*>(memory + Doubles()); }
   GEAR_JAX_HD PrefixSums Roots(double* memory) const { return {memory, static_cast<int32_t>(all_partitions)}; }
   GEAR_JAX_HD PrefixSums Nodes(double* memory, int64_t partition) const {
     memory += PrefixSums::Size(all_partitions) + partition * PrefixSums::Size(Starts());
@@ -71,7 +78,11 @@ GEAR_JAX_HD inline void SumGroups(const DeviceDraws& draws, double* memory, int 
   const int64_t root_groups = PrefixSums::Groups(draws.all_partitions), groups = PrefixSums::Groups(draws.Starts());
   for (int64_t i = thread; i < root_groups + draws.Rows() * groups; i += threads) {
     if (i < root_groups) {
-      const Children value = ReadChildren(draws.roots + i * kFanout, draws.all_partitions - i * kFanout);
+      Children value;
+      for (int k = 0; k < kFanout; ++k) {
+        const int64_t p = i * kFanout + k;
+        value.v[k] = p < draws.all_partitions ? draws.roots[p] : 0.0f;
+      }
       draws.Roots(memory).SumGroup(static_cast<int32_t>(i), value.v);
       continue;
     }
@@ -103,14 +114,16 @@ GEAR_JAX_HD_INLINE double Total(const DeviceDraws& draws, double* memory) {
 }
 
 // The last of n values with mass, or 0: it takes what is beyond all of them.
-GEAR_JAX_HD inline int32_t LastWithMass(const float* value, int64_t n) {
+template <typename Values>
+GEAR_JAX_HD int32_t LastWithMass(const Values& value, int64_t n) {
   int64_t last = n - 1;
   while (last > 0 && !(Flushed(value[last]) > 0)) --last;
   return static_cast<int32_t>(last);
 }
 
-// Where draw i falls: a partition that is held here and a leaf of it; or partition -1.
+// Where draw i falls: a partition of the table, or -1; the same as one that is held here, or -1; a leaf of it.
 struct Place {
+  int32_t in_table = -1;
   int64_t partition = -1, leaf = 0;
 };
 
@@ -131,7 +144,7 @@ GEAR_JAX_HD_INLINE Place FindPlace(const DeviceDraws& draws, double* memory, int
   if (in_table == draws.all_partitions) in_table = LastWithMass(draws.roots, draws.all_partitions);
   target -= roots.Before(in_table);
   const int64_t partition = in_table - static_cast<int64_t>(*draws.first);
-  if (partition < 0 || partition >= tree.partitions) return {};
+  if (partition < 0 || partition >= tree.partitions) return {in_table};
 
   int64_t node = 0;
   if (draws.Starts() > 0) {
@@ -147,16 +160,22 @@ GEAR_JAX_HD_INLINE Place FindPlace(const DeviceDraws& draws, double* memory, int
     const int64_t last = (level > 0 ? tree.nodes[level - 1] : tree.leaves) - 1;
     node = child < last ? child : last;
   }
-  return {partition, node};
+  return {in_table, partition, node};
 }
 
-// Draw i, once the prefix sums are there.
-GEAR_JAX_HD_INLINE void Draw(const DeviceDraws& draws, double* memory, int64_t i) {
+// Draw i, once the prefix sums are there. Returns its probability.
+GEAR_JAX_HD_INLINE float Draw(const DeviceDraws& draws, double* memory, int64_t i) {
   const Place place = FindPlace(draws, memory, i);
   const bool here = place.partition >= 0;
   const int64_t slot = place.partition * draws.tree.leaves + place.leaf;
-  draws.slot[i] = here ? static_cast<int32_t>(*draws.first * draws.tree.leaves + slot) : -1;
-  draws.drawn[i] = here ? draws.tree.mass[slot] : 0.0f;
+  const DrawnRows& rows = draws.rows;
+  const float probability = here ? Probability(draws.tree.mass[slot], Narrow(Total(draws, memory))) : 0.0f;
+  rows.slot[i] = here ? static_cast<int32_t>(*draws.first * draws.tree.leaves + slot) : -1;
+  rows.partition[i] = place.in_table;
+  rows.probability[i] = probability;
+  rows.length[i] = here ? draws.length[slot] : 0;
+  rows.generation[i] = here ? draws.generation[slot] : 0;
+  return probability;
 }
 
 }  // namespace gear_jax

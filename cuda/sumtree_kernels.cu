@@ -1,16 +1,31 @@
 #include <algorithm>
+#include <atomic>
 
+#include "cuda/device_limits.h"
 #include "cuda/sumtree_kernels.h"
 
 namespace gear_jax {
 namespace {
 
-constexpr int kSampleThreads = 512;
+constexpr int kSampleThreads = kDrawGroup;
 constexpr int kSmallThreads = 256;
 constexpr int kBlockThreads = 1024;
 
 __device__ int64_t ThreadInGrid() { return blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; }
 __device__ int64_t ThreadsInGrid() { return gridDim.x * static_cast<int64_t>(blockDim.x); }
+
+// The least of what the threads of a block have, which is what all of them return. `of_warp`: of the block's memory.
+__device__ uint32_t LeastOfBlock(uint32_t value, uint32_t* of_warp) {
+  constexpr int kWarps = kSampleThreads / 32;
+  static_assert(kWarps == DeviceDraws::kWarps && (kWarps & (kWarps - 1)) == 0 && kWarps <= 32, "one more warp reduces");
+  for (int step = 16; step > 0; step /= 2) value = min(value, __shfl_xor_sync(~0u, value, step));
+  __syncthreads();  // the last call's values have been read
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = of_warp[threadIdx.x % kWarps];
+  for (int step = kWarps / 2; step > 0; step /= 2) value = min(value, __shfl_xor_sync(~0u, value, step));
+  return value;
+}
 
 __global__ void __launch_bounds__(kSampleThreads) SampleKernel(const __grid_constant__ DeviceDraws draws) {
   extern __shared__ double memory[];
@@ -20,8 +35,16 @@ __global__ void __launch_bounds__(kSampleThreads) SampleKernel(const __grid_cons
   __syncthreads();
   SumAll(draws, memory, threadIdx.x, blockDim.x);
   __syncthreads();
-  if (ThreadInGrid() == 0) *draws.total = Narrow(Total(draws, memory));
-  for (int64_t i = ThreadInGrid(); i < draws.draws; i += ThreadsInGrid()) Draw(draws, memory, i);
+  if (ThreadInGrid() == 0) {
+    *draws.total = Narrow(Total(draws, memory));
+    *draws.ticket_out = *draws.ticket;
+  }
+  for (int64_t group = blockIdx.x; group < DrawnRows::Groups(draws.draws); group += gridDim.x) {
+    const int64_t i = group * kDrawGroup + threadIdx.x;
+    const float probability = i < draws.draws ? Draw(draws, memory, i) : 0.0f;
+    const uint32_t least = LeastOfBlock(LeastBits(probability), draws.LeastOfWarps(memory));
+    if (threadIdx.x == 0) draws.rows.least[group] = __uint_as_float(least);
+  }
 }
 
 // The whole update of few writes. Within a block a barrier also makes what was written to global memory visible.
@@ -67,37 +90,25 @@ int Blocks(int64_t size, int threads, int64_t most) {
   return static_cast<int>(std::clamp<int64_t>((size + threads - 1) / threads, 1, most));
 }
 
-cudaError_t Attribute(cudaDeviceAttr attribute, int* value) {
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  return error == cudaSuccess ? cudaDeviceGetAttribute(value, attribute, device) : error;
-}
-
 }  // namespace
 
 cudaError_t SharedMemoryLimit(int64_t* bytes) {
-  int value = 0;
-  const cudaError_t error = Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &value);
-  *bytes = value;
+  DeviceLimits limits;
+  const cudaError_t error = CurrentDeviceLimits(&limits);
+  *bytes = limits.shared_memory;
   return error;
 }
 
 cudaError_t LaunchSumTreeSample(const DeviceDraws& draws, cudaStream_t stream) {
   constexpr int64_t kWithoutAsking = 48 << 10;
+  static std::atomic<bool> allowed[kKnownDevices];
   const int64_t bytes = draws.MemoryBytes();
-  if (bytes > kWithoutAsking) {
-    // Always all there is: another thread may be about to launch the kernel with more than this call needs.
-    int64_t limit = 0;
-    cudaError_t error = SharedMemoryLimit(&limit);
-    if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(SampleKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(limit));
-    if (error != cudaSuccess) return error;
-  }
-  int multiprocessors = 0;
-  const cudaError_t error = Attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
+  DeviceLimits limits;
+  cudaError_t error = CurrentDeviceLimits(&limits);
+  if (error == cudaSuccess && bytes > kWithoutAsking) error = AllowSharedMemory(SampleKernel, limits, allowed);
   if (error != cudaSuccess) return error;
   // One block at least: it stores the total.
-  const int blocks = Blocks(draws.draws, kSampleThreads, 2 * std::max(1, multiprocessors));
+  const int blocks = Blocks(draws.draws, kSampleThreads, 2 * std::max(1, limits.multiprocessors));
   SampleKernel<<<blocks, kSampleThreads, static_cast<size_t>(bytes), stream>>>(draws);
   return cudaGetLastError();
 }

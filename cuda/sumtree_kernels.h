@@ -13,8 +13,8 @@ namespace gear_jax {
 // (MemoryBytes) cannot be launched: ask first.
 cudaError_t SharedMemoryLimit(int64_t* bytes);
 
-// Draws slots. One kernel, one thread a draw, O(log S) reads of 64 bytes each; every block forms the prefix sums that
-// draws begin with, of at most all_partitions + 8192 nodes, for itself.
+// Draws slots and reads what is known of them. One kernel, one thread a draw, O(log S) reads of 64 bytes each; every
+// block forms the prefix sums that draws begin with, of at most all_partitions + 8192 nodes, for itself.
 cudaError_t LaunchSumTreeSample(const DeviceDraws& draws, cudaStream_t stream);
 
 // Sets leaves in order and forms the sums above them anew. No writes: no kernel; up to 4096: one kernel of one block;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/chunk.h"
+#include "cuda/device_limits.h"
 
 namespace gear_jax {
 
@@ -19,10 +20,8 @@ constexpr int64_t kTileUnits = 32 * kUnroll;  // chunks of a warp at a time
 // more than there is work for.
 inline int Blocks(int wanted, int64_t tiles, int warps, int per_multiprocessor) {
   if (wanted == 0) {
-    int device = 0, multiprocessors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    wanted = per_multiprocessor * std::max(1, multiprocessors);
+    DeviceLimits limits;  // where it cannot be had, the launch will say why
+    wanted = CurrentDeviceLimits(&limits) == cudaSuccess ? per_multiprocessor * std::max(1, limits.multiprocessors) : 1;
   }
   return static_cast<int>(std::clamp<int64_t>((tiles + warps - 1) / warps, 1, wanted));
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/device_limits.h"
 #include "cuda/zeros_device.h"
 #include "cuda/zeros_kernels.h"
 
@@ -21,10 +22,9 @@ cudaError_t MostBlocks(const void* data, int64_t* blocks) {
   if (error != cudaSuccess) return error;
   *blocks = kHostBlocks;
   if (attributes.type == cudaMemoryTypeHost) return cudaSuccess;
-  int device = 0, multiprocessors = 0;
-  error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  *blocks = std::max<int64_t>(kHostBlocks, 4 * multiprocessors);
+  DeviceLimits limits;
+  error = CurrentDeviceLimits(&limits);
+  *blocks = std::max<int64_t>(kHostBlocks, 4 * limits.multiprocessors);
   return error;
 }
 

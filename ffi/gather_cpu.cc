@@ -47,7 +47,7 @@ ffi::Future GatherEngineCpu(ffi::ThreadPool pool, S32 slot, S32 anchor, S32 leng
                             Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, bool masks, bool ordered,
                             int64_t blocks, Int64s /*copied*/) {
   return GatherCpu<kChecks>(pool, slot, anchor, length, ticket, args, rets, slots, steps, offsets, lengths, anchored,
-                            pads, pad_values, lead, masks, ordered, blocks, {});
+                            pads, pad_values, lead, masks, ordered, blocks, {}, {});
 }
 
 }  // namespace

@@ -1,12 +1,16 @@
 #include "ffi/sumtree.h"
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
-// Drawing is faster with AVX2; the same operations in the same order, so the same bits. Not under a sanitizer, which is
-// not up yet when the loader picks a version.
+#include "ffi/sumtree_descend.h"
+
+// Drawing is faster with wider vectors; the same operations in the same order, so the same bits. Not under a sanitizer,
+// which is not up yet when the loader picks a version.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
-#define GEAR_JAX_CLONES __attribute__((target_clones("avx2", "default")))
+#define GEAR_JAX_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define GEAR_JAX_CLONES
 #endif
@@ -42,26 +46,6 @@ void RefreshPath(const SumTreeLayout& layout, const float* mass, float* sums, in
     node /= kFanout;
     sums[layout.offset[level] + node] = Sum16(sums + layout.offset[level - 1] + node * kFanout);
   }
-}
-
-// The last child with mass takes a draw that rounding left beyond all of them: the sum above was a little larger.
-int64_t LastWithMass(const float* child, double& target) {
-  int64_t last = kFanout - 1;
-  while (last > 0 && !HasMass(child[last])) --last;
-  target = child[last];
-  return last;
-}
-
-// The child in which `target` falls, of 16; takes the mass before it off `target`.
-__attribute__((always_inline)) inline int64_t Descend(const float* child, double& target) {
-  float four[3];
-  for (int j = 0; j < 3; ++j) four[j] = (child[4 * j] + child[4 * j + 1]) + (child[4 * j + 2] + child[4 * j + 3]);
-  const int64_t j = 4 * Pick(four[0], four[1], four[2], target);
-  const int64_t chosen = j + Pick(child[j], child[j + 1], child[j + 2], target);
-  // Pick takes the last of four whatever the target, so only a draw beyond the end can be at a child without mass
-  // or reach that child's own mass.
-  if (__builtin_expect(!(target < child[chosen]), 0)) return LastWithMass(child, target);
-  return chosen;
 }
 
 // Prefix sums in the order that sumtree.h states.
@@ -126,16 +110,17 @@ float SumTreeSample::Prepare() {
   for (int64_t p = 0; p < partitions; ++p) {
     MakeStart(sums + p * layout.width + layout.offset[level_], layout.nodes[level_], starts_[p]);
   }
-  return static_cast<float>(prefix_.back());
+  return total_ = static_cast<float>(prefix_.back());
 }
 
 void SumTreeSample::MakeStart(const float* node, int64_t nodes, Start& start) const {
   start.prefix.assign(1, 0.0);
   start.prefix.reserve(nodes + 1);
   RunningSum sum;
+  int64_t last = 0;
   for (int64_t i = 0; i < nodes; ++i) {
     start.prefix.push_back(sum.Add(node[i]));
-    if (node[i] > 0) start.last = i;
+    if (node[i] > 0) last = i;
   }
   const double total = start.prefix.back();
   start.scale = total > 0 ? static_cast<double>(nodes) / total : 0;
@@ -143,83 +128,186 @@ void SumTreeSample::MakeStart(const float* node, int64_t nodes, Start& start) co
   int32_t at = 0;
   for (int64_t part = 0; part < nodes; ++part) {
     const double begin = static_cast<double>(part) * total / static_cast<double>(nodes);
-    while (at < start.last && start.prefix[at + 1] <= begin) ++at;
+    while (at < last && start.prefix[at + 1] <= begin) ++at;
     start.guide[part] = at;
   }
+  start.prefix[last + 1] = std::numeric_limits<double>::quiet_NaN();
 }
+
+// The way of some draws, in order. Several go level by level together: their loads are independent, so that cache
+// misses overlap. kOne: the table has one partition, which is held here.
+class SumTreeSample::Walk {
+ public:
+  explicit GEAR_JAX_INLINE Walk(const SumTreeSample& call) : call_(call), start_(call.starts_.data()) {}
+
+  template <bool kOne>
+  GEAR_JAX_INLINE void Draw(int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += kTogether) {
+      FindStarts<kOne>(i, std::min(end, i + kTogether));
+      size_t level = call_.level_;
+      if (call_.stratified) {
+        GoDown<kOne, true>(level);
+      } else {
+        GoDown<kOne, false>(level);
+      }
+      while (level-- > 0) GoDown<kOne, false>(level);
+    }
+  }
+
+ private:
+  static constexpr int64_t kTogether = 32;
+
+  // The partition of each draw and its node at the level of the starts.
+  template <bool kOne>
+  GEAR_JAX_INLINE void FindStarts(int64_t begin, int64_t end) {
+    const bool stratified = call_.stratified;
+    const double total = call_.prefix_.back(), part = total / static_cast<double>(call_.draws);
+    MakeWords(begin, end);
+    size_ = 0;
+    for (int64_t i = 0; i < end - begin; ++i) {
+      double t = Target(stratified, begin + i, Uniform(high_[i], low_[i]), total, part);
+      int64_t p = 0;
+      if (!kOne) {
+        const std::vector<double>& prefix = call_.prefix_;
+        p = std::min(std::upper_bound(prefix.begin() + 1, prefix.end(), t) - prefix.begin() - 1, call_.last_);
+        t -= prefix[p];
+        call_.rows.partition[begin + i] = static_cast<int32_t>(p);
+        p -= call_.first;
+        if (p < 0 || p >= call_.partitions) continue;
+        start_ = &call_.starts_[p];
+      }
+      if (!stratified || p != last_partition_) {
+        last_partition_ = p;
+        last_node_ = Guess(t);
+        while (last_node_ > 0 && t < start_->prefix[last_node_]) --last_node_;
+      }  // else the draws ascend, and the last one's node is close below
+      while (t >= start_->prefix[last_node_ + 1]) ++last_node_;
+      draw_[size_] = begin + i;
+      partition_[size_] = p;
+      target_[size_] = t - start_->prefix[last_node_];
+      node_[size_++] = last_node_;
+      if (!stratified) Fetch(p, call_.level_, last_node_);
+    }
+  }
+
+  GEAR_JAX_INLINE void MakeWords(int64_t begin, int64_t end) {
+    if (call_.bits == nullptr) return Threefry<kTogether>(call_.key, static_cast<uint32_t>(begin), high_, low_);
+    for (int64_t i = begin; i < end; ++i) {
+      high_[i - begin] = call_.bits[2 * i], low_[i - begin] = call_.bits[2 * i + 1];
+    }
+  }
+
+  // A node near that in which `target` falls.
+  GEAR_JAX_INLINE int64_t Guess(double target) const {
+    // Not a number where the sum of the masses is infinite; no cast may see that.
+    const double part = target * start_->scale, parts = static_cast<double>(start_->guide.size());
+    return start_->guide[part > 0 ? static_cast<int64_t>(std::min(part, parts - 1)) : 0];
+  }
+
+  // From the nodes of a level to those of the level under it, or to the leaves, and to what is known of those.
+  // kFan: the draws ascend from where they start, so that several in a row come to one node.
+  template <bool kOne, bool kFan>
+  GEAR_JAX_INLINE void GoDown(size_t level) {
+    const SumTreeLayout& layout = call_.layout;
+    const int64_t leaves = layout.leaves, below = level > 0 ? layout.nodes[level - 1] : leaves;
+    const int64_t stride = level > 0 ? layout.width : leaves, size = size_;
+    const float* const first_child = call_.Below(0, level);
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t p = kOne ? 0 : partition_[i], begin = node_[i] * kFanout;
+      const float* node = first_child + p * stride + begin;
+      const float* child = node;
+      float padded[kFanout];
+      if (level == 0 && __builtin_expect(begin + kFanout > below, 0)) {  // levels are padded, leaves are not
+        std::fill(padded, padded + kFanout, 0.0f);
+        child = std::copy_n(node, below - begin, padded) - (below - begin);
+      }
+      double target = target_[i];
+      if (kFan && !fan_.IsOf(node)) fan_.Take(node, child);
+      const int64_t chosen = begin + (kFan ? fan_.Descend(target) : Descend(child, target));
+      // The minimum does nothing but keep sums that are not of this mass (all ones, say) inside the arrays.
+      node_[i] = std::min(chosen, below - 1);
+      target_[i] = target;
+      if (level > 0) {
+        Fetch(p, level - 1, node_[i]);
+      } else {
+        Store<kOne>(i);
+      }
+    }
+  }
+
+  // A draw whose node is a leaf.
+  template <bool kOne>
+  GEAR_JAX_INLINE void Store(int64_t i) const {
+    const int64_t leaves = call_.layout.leaves, row = node_[i] + (kOne ? 0 : partition_[i] * leaves), to = draw_[i];
+    const DrawnRows& rows = call_.rows;
+    rows.slot[to] = static_cast<int32_t>(row + (kOne ? 0 : call_.first * leaves));
+    rows.probability[to] = call_.mass[row];  // divided later
+    rows.length[to] = call_.length[row];
+    rows.generation[to] = call_.generation[row];
+  }
+
+  // Reads ahead what a draw at a node will need.
+  GEAR_JAX_INLINE void Fetch(int64_t partition, size_t level, int64_t node) const {
+    __builtin_prefetch(call_.Below(partition, level) + node * kFanout);
+    if (level > 0) return;
+    __builtin_prefetch(call_.length + partition * call_.layout.leaves + node * kFanout);
+    __builtin_prefetch(call_.generation + partition * call_.layout.leaves + node * kFanout);
+  }
+
+  const SumTreeSample& call_;
+  const Start* start_;                           // of the last draw's partition
+  int64_t last_partition_ = -1, last_node_ = 0;  // of the last draw
+  uint32_t high_[kTogether], low_[kTogether];
+  // Of the draws under way, those that fall into a partition held here:
+  int64_t size_ = 0;
+  int64_t draw_[kTogether], partition_[kTogether], node_[kTogether];
+  double target_[kTogether];
+  Fan fan_;
+};
 
 void SumTreeSample::Run(int64_t task) {
   const int64_t begin = task * kChunk, end = std::min(draws, begin + kChunk);
-  if (last_ < 0) {
-    std::fill(slot + begin, slot + end, -1);
-    std::fill(drawn + begin, drawn + end, 0.0f);
-    return;
+  if (all_partitions == 1 && first == 0 && partitions == 1 && last_ == 0) {
+    std::fill(rows.partition + begin, rows.partition + end, 0);
+    DrawOne(begin, end);
+  } else {
+    std::fill(rows.partition + begin, rows.partition + end, -1);
+    StoreNone(begin, end);
+    if (last_ >= 0) DrawMany(begin, end);
   }
-  DrawRange(begin, end);
 }
 
-// Level by level over a group of draws: their loads are independent, so that cache misses overlap.
-GEAR_JAX_CLONES void SumTreeSample::DrawRange(int64_t begin, int64_t end) {
-  constexpr int64_t kGroup = 32;
-  double target[kGroup];
-  int64_t partition[kGroup], node[kGroup];
-  uint32_t high[kGroup], low[kGroup];
-  const double total = prefix_.back(), part_of_mass = total / static_cast<double>(draws);
-  int64_t before = -1, at = 0;  // the last draw's partition and node
-  for (int64_t base = begin; base < end; base += kGroup) {
-    const int64_t group = std::min(kGroup, end - base);
-    if (bits == nullptr) {
-      Threefry<kGroup>(key, static_cast<uint32_t>(base), high, low);
-    } else {
-      for (int64_t i = 0; i < group; ++i) high[i] = bits[2 * (base + i)], low[i] = bits[2 * (base + i) + 1];
+// What stands where nothing has mass or nothing is held here.
+void SumTreeSample::StoreNone(int64_t begin, int64_t end) const {
+  std::fill(rows.slot + begin, rows.slot + end, -1);
+  std::fill(rows.probability + begin, rows.probability + end, 0.0f);
+  std::fill(rows.length + begin, rows.length + end, 0);
+  std::fill(rows.generation + begin, rows.generation + end, 0);
+  std::fill(rows.least + begin / kDrawGroup, rows.least + DrawnRows::Groups(end),
+            std::numeric_limits<float>::infinity());
+}
+
+GEAR_JAX_CLONES void SumTreeSample::DrawOne(int64_t begin, int64_t end) const {
+  Walk(*this).Draw<true>(begin, end);
+  Divide(begin, end);
+}
+
+GEAR_JAX_CLONES void SumTreeSample::DrawMany(int64_t begin, int64_t end) const {
+  Walk(*this).Draw<false>(begin, end);
+  Divide(begin, end);
+}
+
+// Makes probabilities of masses.
+GEAR_JAX_INLINE void SumTreeSample::Divide(int64_t begin, int64_t end) const {
+  float* const probability = rows.probability;
+  const float total = total_;
+  for (; begin < end; begin += kDrawGroup) {
+    uint32_t least = LeastBits(0);
+    for (int64_t i = begin; i < std::min(end, begin + kDrawGroup); ++i) {
+      probability[i] = Probability(probability[i], total);
+      least = std::min(least, LeastBits(probability[i]));
     }
-    for (int64_t i = 0; i < group; ++i) {
-      double t = Target(stratified, base + i, Uniform(high[i], low[i]), total, part_of_mass);
-      int64_t p = 0;
-      if (all_partitions > 1) {
-        p = std::upper_bound(prefix_.begin() + 1, prefix_.end(), t) - prefix_.begin() - 1;
-        p = std::min(p, last_);
-        t -= prefix_[p];
-      }
-      partition[i] = p - first;
-      if (partition[i] < 0 || partition[i] >= partitions) continue;
-      const Start& start = starts_[partition[i]];
-      if (!stratified || partition[i] != before) {
-        // Not a number where the sum of the masses is infinite; no cast may see that.
-        const double part = t * start.scale, parts = static_cast<double>(start.guide.size());
-        at = start.guide[part > 0 ? static_cast<int64_t>(std::min(part, parts - 1)) : 0];
-        before = partition[i];
-      }  // else the draws ascend: the last one's node is close below
-      while (at > 0 && t < start.prefix[at]) --at;
-      while (at < start.last && t >= start.prefix[at + 1]) ++at;
-      target[i] = t - start.prefix[at];
-      node[i] = at;
-      __builtin_prefetch(Below(partition[i], level_) + at * kFanout);
-    }
-    for (size_t level = level_; level > 0; --level) {
-      for (int64_t i = 0; i < group; ++i) {
-        if (partition[i] < 0 || partition[i] >= partitions) continue;
-        const int64_t child = node[i] * kFanout + Descend(Below(partition[i], level) + node[i] * kFanout, target[i]);
-        // The minimum does nothing but keep sums that are not of this mass (all ones, say) inside the arrays.
-        node[i] = std::min(child, layout.nodes[level - 1] - 1);
-        __builtin_prefetch(Below(partition[i], level - 1) + node[i] * kFanout);
-      }
-    }
-    for (int64_t i = 0; i < group; ++i) {
-      int32_t& s = slot[base + i];
-      float& d = drawn[base + i];
-      if (partition[i] < 0 || partition[i] >= partitions) {
-        s = -1, d = 0;
-        continue;
-      }
-      const float* leaf = Below(partition[i], 0) + node[i] * kFanout;
-      const int64_t count = layout.leaves - node[i] * kFanout;
-      float padded[kFanout] = {};
-      if (count < kFanout) leaf = std::copy_n(leaf, count, padded) - count;
-      const int64_t chosen = std::min(Descend(leaf, target[i]), count - 1);
-      s = static_cast<int32_t>((first + partition[i]) * layout.leaves + node[i] * kFanout + chosen);
-      d = leaf[chosen];
-    }
+    memcpy(rows.least + begin / kDrawGroup, &least, sizeof(least));
   }
 }
 

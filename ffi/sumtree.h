@@ -52,24 +52,45 @@ struct SumTreeUpdate {
            const float* new_mass) const;
 };
 
-// Draws slots, each with probability mass / total. Work over chunks of draws.
+// The mass of each partition of a table, out of an array of its own or out of the sums [P, M].
+struct RootArray {
+  GEAR_JAX_HD float operator[](int64_t partition) const { return data[partition * stride]; }
+
+  const float* data = nullptr;  // the first
+  int64_t stride = 1;
+};
+
+// What is known of B draws. Where nothing has mass, slot and partition are -1.
+struct DrawnRows {
+  GEAR_JAX_HD static int64_t Groups(int64_t draws) { return (draws + kDrawGroup - 1) / kDrawGroup; }
+
+  int32_t* slot = nullptr;         // [B], of the whole table; -1 where it is not held here either
+  int32_t* partition = nullptr;    // [B], of the whole table, held here or not
+  float* probability = nullptr;    // [B], mass / total; 0 where slot is -1, as are the next two
+  int32_t* length = nullptr;       // [B]
+  uint32_t* generation = nullptr;  // [B]
+  float* least = nullptr;          // [Groups(B)], the least positive probability of each 512 draws; inf: none
+};
+
+// Draws slots, each with probability mass / total, and reads what is known of them. Work over chunks of draws.
 class SumTreeSample : public Work {
  public:
   SumTreeSample(int64_t leaves) : layout(leaves) {}
 
   SumTreeLayout layout;
-  int64_t all_partitions = 0;      // of the table
-  int64_t first = 0;               // the first partition that is held here
-  int64_t partitions = 0;          // P, held here
-  const float* roots = nullptr;    // [all_partitions]
-  const float* mass = nullptr;     // [P, S]
-  const float* sums = nullptr;     // [P, M]
-  int64_t draws = 0;               // B
-  const uint32_t* bits = nullptr;  // [B, 2]; or null, and they are drawn from `key`
+  int64_t all_partitions = 0;            // of the table
+  int64_t first = 0;                     // the first partition that is held here
+  int64_t partitions = 0;                // P, held here
+  RootArray roots;                       // [all_partitions]
+  const float* mass = nullptr;           // [P, S]
+  const float* sums = nullptr;           // [P, M]
+  const int32_t* length = nullptr;       // [P, S]
+  const uint32_t* generation = nullptr;  // [P, S]
+  int64_t draws = 0;                     // B
+  const uint32_t* bits = nullptr;        // [B, 2]; or null, and they are drawn from `key`
   uint32_t key[2] = {0, 0};
   bool stratified = false;  // draw i falls in the i-th of B even parts of the mass, so that slots come in order
-  int32_t* slot = nullptr;  // [B], of the whole table; -1 where nothing has mass or the slot is not held here
-  float* drawn = nullptr;   // [B], the slot's mass; 0 where slot is -1
+  DrawnRows rows;
 
   // Fixes the prefix sums of the roots; call once, after the fields are set. Returns the total mass.
   float Prepare();
@@ -79,17 +100,22 @@ class SumTreeSample : public Work {
 
  private:
   static constexpr int64_t kChunk = 1024;
+  static_assert(kChunk % kDrawGroup == 0, "one task gives a least probability");
   // The nodes of one level of a partition as prefix sums, with a guide that says where in them to begin: a draw starts
   // at that level and not at the root. A large batch starts low, where a table has up to kStarts nodes.
   struct Start {
-    std::vector<double> prefix;  // [nodes + 1]
+    std::vector<double>
+        prefix;  // [nodes + 1]; behind the last node with mass stands a NaN, below which all targets are
     std::vector<int32_t> guide;  // for each even part of the mass, the node in which it begins
     double scale = 0;            // parts by mass
-    int64_t last = 0;            // the last node with mass
   };
+  class Walk;
 
   void MakeStart(const float* node, int64_t nodes, Start& start) const;
-  void DrawRange(int64_t begin, int64_t end);
+  void StoreNone(int64_t begin, int64_t end) const;
+  void DrawOne(int64_t begin, int64_t end) const;   // where the table has one partition
+  void DrawMany(int64_t begin, int64_t end) const;  // and more
+  void Divide(int64_t begin, int64_t end) const;
   // What lies below the nodes of a level: the nodes of the level under it, or the leaves.
   const float* Below(int64_t partition, size_t level) const {
     if (level == 0) return mass + partition * layout.leaves;
@@ -97,9 +123,10 @@ class SumTreeSample : public Work {
   }
 
   std::vector<double> prefix_;  // [all_partitions + 1]
-  int64_t last_ = -1;           // the last partition with mass
-  size_t level_ = 0;            // of the starts
-  std::vector<Start> starts_;   // of the partitions held here
+  float total_ = 0;
+  int64_t last_ = -1;          // the last partition with mass
+  size_t level_ = 0;           // of the starts
+  std::vector<Start> starts_;  // of the partitions held here
 };
 
 }  // namespace gear_jax

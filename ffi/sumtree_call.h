@@ -36,8 +36,45 @@ inline xla::ffi::Error CheckInPlace(FfiF32 operand, xla::ffi::Result<FfiF32> res
                          kSumTreeFix);
 }
 
-// Operands: roots [P of the table], first [1], mass [P, S], sums [P, M], bits [B, 2] or a key [2].
-// Results: slot [B], drawn [B], total [1]. Behind what a platform's handler takes first.
+// The error for the operands and results of gear_sumtree_sample that its handlers trust, or success.
+inline xla::ffi::Error CheckSample(const SumTreeLayout& layout, FfiF32 roots, FfiF32 mass, FfiF32 sums, FfiS32 length,
+                                   FfiU32 generation, FfiF32 least, int64_t draws) {
+  const xla::ffi::Error error = CheckSums("gear_sumtree_sample", sums, layout);
+  if (error.failure()) return error;
+  const int64_t slots = static_cast<int64_t>(mass.element_count());
+  for (const size_t count : {length.element_count(), generation.element_count()}) {
+    if (static_cast<int64_t>(count) == slots) continue;
+    return InvalidArgument("gear_sumtree_sample: slots of length or generation", count, slots, kSumTreeFix);
+  }
+  if (roots.dimensions().size() > 1) {
+    const xla::ffi::Error of_roots = CheckSums("gear_sumtree_sample", roots, layout);
+    if (of_roots.failure()) return of_roots;
+  }
+  const int64_t groups = static_cast<int64_t>(least.element_count());
+  if (groups == DrawnRows::Groups(draws)) return error;
+  return InvalidArgument("gear_sumtree_sample: least probabilities", groups, DrawnRows::Groups(draws), kSumTreeFix);
+}
+
+// What a handler of gear_sumtree_sample stores of the draws themselves.
+inline DrawnRows RowsOf(xla::ffi::Result<FfiS32> slot, xla::ffi::Result<FfiS32> partition,
+                        xla::ffi::Result<FfiF32> probability, xla::ffi::Result<FfiS32> length,
+                        xla::ffi::Result<FfiU32> generation, xla::ffi::Result<FfiF32> least) {
+  return {slot->typed_data(),   partition->typed_data(),  probability->typed_data(),
+          length->typed_data(), generation->typed_data(), least->typed_data()};
+}
+
+// The operand `roots`: [P of the table], or the sums [P, M] where all of the table is held.
+inline RootArray RootsOf(FfiF32 roots, const SumTreeLayout& layout) {
+  if (roots.dimensions().size() == 1) return {roots.typed_data(), 1};
+  return {roots.typed_data() + layout.root(), layout.width};
+}
+inline int64_t PartitionsOf(FfiF32 roots) {
+  return roots.dimensions().size() == 0 ? 1 : static_cast<int64_t>(roots.dimensions()[0]);
+}
+
+// Operands: roots [P of the table] or [P, M], first [1], mass [P, S], sums [P, M], length [P, S], generation [P, S],
+// bits [B, 2] or a key [2], ticket [1]. Results: slot [B], partition [B], probability [B], length [B], generation [B],
+// least [ceil(B / 512)], total [1], ticket [1]. Behind what a platform's handler takes first.
 template <typename Binding>
 auto BindSumTreeSample(Binding binding) {
   return std::move(binding)
@@ -45,10 +82,18 @@ auto BindSumTreeSample(Binding binding) {
       .template Arg<FfiS32>()
       .template Arg<FfiF32>()
       .template Arg<FfiF32>()
+      .template Arg<FfiS32>()
       .template Arg<FfiU32>()
+      .template Arg<FfiU32>()
+      .template Arg<FfiS32>()
+      .template Ret<FfiS32>()
       .template Ret<FfiS32>()
       .template Ret<FfiF32>()
+      .template Ret<FfiS32>()
+      .template Ret<FfiU32>()
       .template Ret<FfiF32>()
+      .template Ret<FfiF32>()
+      .template Ret<FfiS32>()
       .template Attr<bool>("stratified");
 }
 

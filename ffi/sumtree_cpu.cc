@@ -10,28 +10,33 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-ffi::Future SumTreeSampleCpu(ffi::ThreadPool pool, FfiF32 roots, FfiS32 first, FfiF32 mass, FfiF32 sums, FfiU32 bits,
-                             ffi::Result<FfiS32> slot, ffi::Result<FfiF32> drawn, ffi::Result<FfiF32> total,
+ffi::Future SumTreeSampleCpu(ffi::ThreadPool pool, FfiF32 roots, FfiS32 first, FfiF32 mass, FfiF32 sums, FfiS32 length,
+                             FfiU32 generation, FfiU32 bits, FfiS32 ticket, ffi::Result<FfiS32> slot,
+                             ffi::Result<FfiS32> partition, ffi::Result<FfiF32> probability,
+                             ffi::Result<FfiS32> drawn_length, ffi::Result<FfiU32> drawn_generation,
+                             ffi::Result<FfiF32> least, ffi::Result<FfiF32> total, ffi::Result<FfiS32> ticket_out,
                              bool stratified) {
   auto work = std::make_shared<SumTreeSample>(LastDimension(mass.dimensions()));
-  const ffi::Error error = CheckSums("gear_sumtree_sample", sums, work->layout);
+  work->draws = slot->element_count();
+  const ffi::Error error = CheckSample(work->layout, roots, mass, sums, length, generation, *least, work->draws);
   if (error.failure()) return Failed(error);
-  work->all_partitions = roots.element_count();
+  work->all_partitions = PartitionsOf(roots);
   work->first = first.typed_data()[0];
   work->partitions = sums.element_count() / work->layout.width;
-  work->roots = roots.typed_data();
+  work->roots = RootsOf(roots, work->layout);
   work->mass = mass.typed_data();
   work->sums = sums.typed_data();
-  work->draws = slot->element_count();
+  work->length = length.typed_data();
+  work->generation = generation.typed_data();
   if (bits.dimensions().size() == 1) {
     std::copy_n(bits.typed_data(), 2, work->key);
   } else {
     work->bits = bits.typed_data();
   }
   work->stratified = stratified;
-  work->slot = slot->typed_data();
-  work->drawn = drawn->typed_data();
+  work->rows = RowsOf(slot, partition, probability, drawn_length, drawn_generation, least);
   total->typed_data()[0] = work->Prepare();
+  ticket_out->typed_data()[0] = ticket.typed_data()[0];
   // A draw costs about as much as copying a hundred bytes.
   const int64_t bytes = 128 * work->draws;
   return Spread(pool, std::move(work), bytes);

@@ -16,25 +16,31 @@ std::string Sizes(const DeviceTree& tree, int64_t rows, const char* what) {
          std::to_string(tree.leaves) + " slots";
 }
 
-ffi::Error SumTreeSampleCuda(cudaStream_t stream, FfiF32 roots, FfiS32 first, FfiF32 mass, FfiF32 sums, FfiU32 bits,
-                             ffi::Result<FfiS32> slot, ffi::Result<FfiF32> drawn, ffi::Result<FfiF32> total,
+ffi::Error SumTreeSampleCuda(cudaStream_t stream, FfiF32 roots, FfiS32 first, FfiF32 mass, FfiF32 sums, FfiS32 length,
+                             FfiU32 generation, FfiU32 bits, FfiS32 ticket, ffi::Result<FfiS32> slot,
+                             ffi::Result<FfiS32> partition, ffi::Result<FfiF32> probability,
+                             ffi::Result<FfiS32> drawn_length, ffi::Result<FfiU32> drawn_generation,
+                             ffi::Result<FfiF32> least, ffi::Result<FfiF32> total, ffi::Result<FfiS32> ticket_out,
                              bool stratified) {
   const SumTreeLayout layout(LastDimension(mass.dimensions()));
-  const ffi::Error error = CheckSums("gear_sumtree_sample", sums, layout);
-  if (error.failure()) return error;
   DeviceDraws draws;
+  draws.draws = static_cast<int64_t>(slot->element_count());
+  const ffi::Error error = CheckSample(layout, roots, mass, sums, length, generation, *least, draws.draws);
+  if (error.failure()) return error;
   draws.tree = DeviceTree(layout, static_cast<int64_t>(sums.element_count()) / layout.width);
   draws.tree.mass = mass.typed_data();
   draws.tree.sums = sums.typed_data();
-  draws.all_partitions = static_cast<int64_t>(roots.element_count());
+  draws.all_partitions = PartitionsOf(roots);
   draws.first = first.typed_data();
-  draws.roots = roots.typed_data();
-  draws.draws = static_cast<int64_t>(slot->element_count());
+  draws.roots = RootsOf(roots, layout);
+  draws.length = length.typed_data();
+  draws.generation = generation.typed_data();
   (bits.dimensions().size() == 1 ? draws.key : draws.bits) = bits.typed_data();
   draws.stratified = stratified;
-  draws.slot = slot->typed_data();
-  draws.drawn = drawn->typed_data();
+  draws.rows = RowsOf(slot, partition, probability, drawn_length, drawn_generation, least);
   draws.total = total->typed_data();
+  draws.ticket = ticket.typed_data();
+  draws.ticket_out = ticket_out->typed_data();
   draws.level = StartLevel(draws.tree.nodes, draws.tree.levels, draws.all_partitions, draws.draws);
 
   int64_t limit = 0;

@@ -24,6 +24,9 @@ inline constexpr uint32_t kDrawStream = 0x67656172;
 // A batch begins at the lowest level at which the whole table has no more nodes than this, or than the batch has draws.
 inline constexpr int64_t kStarts = 8192;
 
+// Of so many draws in a row the least probability is given: what a thread block of a device draws at a time.
+inline constexpr int64_t kDrawGroup = 512;
+
 GEAR_JAX_HD_INLINE float Add(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float sum;
@@ -55,6 +58,26 @@ GEAR_JAX_HD_INLINE float Narrow(double x) {
 #endif
 }
 
+GEAR_JAX_HD_INLINE float Divide(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float quotient;
+  asm("div.rn.ftz.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+  return quotient;
+#else
+  return a / b;
+#endif
+}
+
+GEAR_JAX_HD_INLINE float Multiply(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float product;
+  asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
+#else
+  return a * b;
+#endif
+}
+
 // A product that is rounded before anything is added to it.
 GEAR_JAX_HD_INLINE double Times(double a, double b) {
 #if defined(__CUDA_ARCH__)
@@ -82,6 +105,18 @@ GEAR_JAX_HD_INLINE int Pick(float v0, float v1, float v2, double& target) {
   target -= Widen(Add(Add(static_cast<float>(a) * v0, static_cast<float>(b) * v1), static_cast<float>(c) * v2));
   target = target > 0 ? target : 0.0;
   return a + b + c;
+}
+
+// mass / total: by the reciprocal, as XLA divides by a scalar, where neither it nor the total is denormal.
+GEAR_JAX_HD_INLINE float Probability(float mass, float total) {
+  return total >= 0x1p-126f && total <= 0x1p126f ? Multiply(mass, Divide(1.0f, total)) : Divide(mass, total);
+}
+
+// The bits of a probability, which order as probabilities do; those of infinity where there is none.
+GEAR_JAX_HD_INLINE uint32_t LeastBits(float probability) {
+  uint32_t bits;
+  memcpy(&bits, &probability, sizeof(bits));
+  return probability > 0 ? bits : 0x7F800000u;
 }
 
 // Also true for a denormal where it is taken for zero.

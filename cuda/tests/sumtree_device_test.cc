@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/tests/sumtree_tree.h"
+#include "cuda/tests/sumtree_call.h"
 #include "ffi/sumtree.h"
 
 namespace gear_jax {
@@ -17,8 +17,8 @@ namespace {
 
 // The launches, one thread after another; `marks`: writes that are told apart at a time.
 void Update(Tree& host, const Writes& batch, int top, int64_t marks) {
-  const DeviceTree tree = host.Device();
-  const DeviceWrites writes = batch.Device();
+  const DeviceTree tree = DeviceOf(host);
+  const DeviceWrites writes = DeviceOf(batch);
   std::mt19937 random(2);
   for (int64_t first = 0; first < writes.count; first += marks) {
     const int64_t count = std::min(writes.count - first, marks);

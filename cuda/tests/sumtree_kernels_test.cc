@@ -4,11 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "cuda/tests/device.h"
-#include "cuda/tests/sumtree_tree.h"
+#include "cuda/tests/sumtree_call.h"
 #include "ffi/sumtree.h"
 
 namespace gear_jax {
@@ -23,34 +24,33 @@ class SumTreeKernels : public ::testing::Test {
 
 // Draws on the device. It holds its own partitions only, so that compute-sanitizer sees what is read beyond them.
 void ExpectSameDraws(const Tree& tree, const Batch& batch) {
-  const int64_t leaves = tree.layout.leaves, width = tree.layout.width;
-  const int64_t held = batch.held < 0 ? tree.partitions : batch.held;
-  const auto mass = tree.mass.begin() + batch.first * leaves;
-  const auto sums = tree.sums.begin() + batch.first * width;
-  const DeviceArray<float> d_mass(std::vector<float>(mass, mass + held * leaves));
-  const DeviceArray<float> d_sums(std::vector<float>(sums, sums + held * width));
-  const DeviceArray<float> roots(Roots(tree));
-  const DeviceArray<uint32_t> words(batch.Words());
-  const DeviceArray<int32_t> first({batch.first});
-  const DeviceArray<int32_t> slot(std::vector<int32_t>(batch.draws, -7));
-  const DeviceArray<float> drawn(std::vector<float>(batch.draws, -7)), total({-7});
-  DeviceDraws draws;
-  draws.tree = DeviceTree(tree.layout, held);
-  draws.tree.mass = d_mass.data(), draws.tree.sums = d_sums.data();
-  draws.all_partitions = tree.partitions;
+  SCOPED_TRACE(std::to_string(tree.partitions) + " x " + std::to_string(tree.layout.leaves) + ", " +
+               std::to_string(batch.draws) + " draws");
+  const Tree held = tree.Held(batch.first, batch.Held(tree));
+  Drawn drawn(batch.draws);
+  const DeviceArray<float> mass(held.mass), sums(held.sums), roots(tree.Roots());
+  const DeviceArray<int32_t> length(held.length), first({batch.first}), ticket({5}), ticket_out({-7});
+  const DeviceArray<uint32_t> generation(held.generation), words(batch.Words()), generations(drawn.generation);
+  const DeviceArray<int32_t> slots(drawn.slot), partitions(drawn.partition), lengths(drawn.length);
+  const DeviceArray<float> probability(drawn.probability), least(drawn.least), total({-7});
+  DeviceDraws draws = DrawsOf(tree, batch);
+  draws.tree.mass = mass.data(), draws.tree.sums = sums.data();
   draws.first = first.data();
-  draws.roots = roots.data();
-  draws.draws = batch.draws;
+  draws.roots = {roots.data()};
+  if (batch.held < 0) draws.roots = {sums.data() + tree.layout.root(), tree.layout.width};
+  draws.length = length.data(), draws.generation = generation.data();
   (batch.from_key ? draws.key : draws.bits) = words.data();
-  draws.stratified = batch.stratified;
-  draws.slot = slot.data(), draws.drawn = drawn.data(), draws.total = total.data();
-  draws.level = StartLevel(draws.tree.nodes, draws.tree.levels, draws.all_partitions, draws.draws);
+  draws.rows = {slots.data(), partitions.data(), probability.data(), lengths.data(), generations.data(), least.data()};
+  draws.total = total.data();
+  draws.ticket = ticket.data(), draws.ticket_out = ticket_out.data();
   ASSERT_CUDA(LaunchSumTreeSample(draws, nullptr));
   ASSERT_CUDA(cudaDeviceSynchronize());
-  const Drawn cpu = OnCpu(tree, batch);
-  EXPECT_EQ(BitsOf(total.Content()), BitsOf({cpu.total}));
-  ASSERT_EQ(slot.Content(), cpu.slot) << tree.partitions << " x " << leaves << ", " << batch.draws << " draws";
-  ASSERT_EQ(BitsOf(drawn.Content()), BitsOf(cpu.mass));
+  drawn.slot = slots.Content(), drawn.partition = partitions.Content(), drawn.length = lengths.Content();
+  drawn.generation = generations.Content();
+  drawn.probability = probability.Content(), drawn.least = least.Content();
+  drawn.total = total.Content()[0];
+  EXPECT_EQ(ticket_out.Content(), std::vector<int32_t>{5});
+  ExpectSame(drawn, OnCpu(tree, batch));
 }
 
 TEST_F(SumTreeKernels, DrawsAreThoseOfTheCpu) {

@@ -11,11 +11,12 @@ from gear_jax.ops._gather_start import Pending, gather_done, gather_start, relea
 from gear_jax.ops._pointers import Shards, pointers
 from gear_jax.ops._registry import check_platform, new_ticket
 from gear_jax.ops._scatter import scatter, scatter_rows, seal
-from gear_jax.ops._sumtree import sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
+from gear_jax.ops._sumtree import Draws, sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
 from gear_jax.ops._zeros import zeros
 
 __all__ = [
     "Addresses",
+    "Draws",
     "Pending",
     "Shards",
     "check_platform",

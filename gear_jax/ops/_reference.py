@@ -55,6 +55,23 @@ def probabilities(mass):
     return flat / jnp.maximum(flat.sum(), jnp.finfo(jnp.float32).tiny)
 
 
+def drawn_rows(slot, total, mass, length, generation):
+    """What `sumtree_sample` says of slots `int32[B]` that it drew from a table of which all is held here.
+
+    Returns partition, probability, length and generation, `[B]` each, and the least probability of each 512 draws. The
+    total is less than 2**126.
+    """
+
+    def of_slot(x):
+        return jnp.where(slot >= 0, x.reshape(-1)[slot], jnp.zeros((), x.dtype))
+
+    probability = of_slot(mass) * (1 / jnp.where(total > 0, total, jnp.ones_like(total)))
+    positive = jnp.where(probability > 0, probability, jnp.inf)
+    groups = jnp.pad(positive, (0, -positive.shape[0] % 512), constant_values=jnp.inf).reshape(-1, 512)
+    partition = jnp.where(slot >= 0, slot // mass.shape[1], jnp.full_like(slot, -1))
+    return partition, probability, of_slot(length), of_slot(generation), groups.min(1)
+
+
 def last_write(values, slots, new):
     """`[C]` after writes in order: of several writes to a slot the last one stays; slots outside are skipped."""
 

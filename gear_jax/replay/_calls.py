@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from gear_jax._errors import type_error, value_error
+from gear_jax.ops._place import memory_kind
 from gear_jax.replay import _memory, _state
 from gear_jax.replay._config import Config, check_divides
 from gear_jax.replay._mesh import Placement
@@ -113,7 +114,7 @@ class Calls:
 
     def _checked(self, name: str, function: Callable, state: ReplayState, *args: Any):
         """Calls a function of a state that has been seen to be of this table; runs at trace time only."""
-        _state.check_table(name, self.config, state)
+        _state.check_table(name, self.config, state, 1 if self.placement is None else self.placement.devices)
         if self.placement is None:
             return function(self.config, state, *args)
         return self._over_devices(name, function, state, *args)
@@ -144,6 +145,15 @@ class Calls:
         whole = self._state_spec()
         run = placement.run(local, (whole, *(spec for _, spec in arrays)), (whole, result))
         return run(state, *(x for x, _ in arrays))
+
+    def shardings(self) -> Any:
+        """How a state lies on the mesh, a tree like it of `NamedSharding`s."""
+        placement = self.placement
+        assert placement is not None
+        specs = self._state_spec()
+        columns = placement.sharding(specs.columns, memory_kind(self.config.memory))
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        return jax.tree.map(placement.sharding, specs, is_leaf=is_spec).replace(columns=columns)
 
     def _local(self) -> Config:
         placement = self.placement

@@ -153,8 +153,8 @@ def _by_collective(config: Config, part: Part, columns, rows, ticket, after):
         picked = jnp.maximum(picked, 0)
         here = jnp.where(there, config.held(slots)[picked], -1)
         data, _, ticket = ops.gather(
-            columns, jnp.maximum(here, 0), anchors[picked], jnp.where(here >= 0, lengths[picked], 0), config.window_tree,
-            ticket=ticket, after=after,
+            columns, jnp.maximum(here, 0), anchors[picked], jnp.where(here >= 0, lengths[picked], 0),
+            config.window_tree, ticket=ticket, after=after,
         )  # fmt: skip
         if ragged:
             sizes = counts[:, me], counts[me]

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from gear_jax import ops
-from gear_jax._errors import type_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import Queue, check_depth
 from gear_jax.ops._place import check_memory, default_device, memory_kind, tracing
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _append, _insert, _memory, _processes, _sample, _state, _statistics
+from gear_jax.replay import _append, _insert, _memory, _mesh, _processes, _sample, _state, _statistics
 from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
 from gear_jax.replay._device import DeviceReplay
@@ -161,7 +161,9 @@ class Replay:
             return self._calls.init(_state.init, key)
         if self.placement is not None:
             _processes.check_agreement(self.config, self.placement, key)
-        if memory_kind(self.config.memory) == "device":
+        # On a CPU it is all one memory, and what a program makes there stays where it is.
+        cpu = self.placement is not None and self.placement.mesh.devices.flat[0].platform == "cpu"
+        if cpu or memory_kind(self.config.memory) == "device":
             return self._calls.compiled_init("init", _state.init)(key)
         columns = _memory.make_columns(self.config, self.placement)
         index = self._calls.compiled_init("init_index", _state.init_index)(key)
@@ -185,6 +187,20 @@ class Replay:
         if traced(*jax.tree.leaves(state.columns)):
             raise type_error("place: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
         return _memory.place(self.config, self.placement, state)
+
+    def shardings(self, state: ReplayState) -> ReplayState:
+        """How the state of a replay over a mesh lies there: a tree like `state` of `NamedSharding`s.
+
+        For `jax.device_put` of a state that comes from elsewhere, and for `in_shardings` and `out_shardings` of one's own.
+
+        Raises:
+          ValueError: without a mesh.
+        """
+        if self.placement is None:
+            raise value_error(
+                "shardings", got="a replay without a mesh", wanted="make_replay(..., mesh=mesh)", fix="Use place instead."
+            )
+        return _mesh.broadcast(self._calls.shardings(), state)
 
     def add(
         self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None

@@ -54,34 +54,34 @@ def make_columns(config: Config, placement: Placement | None = None) -> list[jax
     """
     global _locked
     memory = memory_kind(config.memory)
-    shapes, devices = column_shapes(config), _devices(placement)
+    shapes = column_shapes(config)
+    devices = _devices(placement)
+    if memory != "pinned_host" or devices[0].platform == "cpu":
+        return [ops.zeros(x, c.dtype, memory) for x, c in zip(shapes, config.columns, strict=True)]
+    for device in devices:
+        _check_device(device)
+    why = problem(config, placement)
+    if why:
+        raise MemoryError(why)
     sizes, made = _shard_bytes(config, placement), {}
-    on_gpu = memory == "pinned_host" and devices[0].platform != "cpu"
     pool = _host_memory.pool()
-    if on_gpu:
-        for device in devices:
-            _check_device(device)
-        why = problem(config, placement)
-        if why:
-            raise MemoryError(why)
     n = 1 if placement is None else placement.devices
-    for i in _host_memory.order(sizes, pool) if on_gpu else range(len(sizes)):
+    for i in _host_memory.order(sizes, pool):
         column, device = divmod(i, len(devices))
         shape = (shapes[column][0] // n, *shapes[column][1:])
         with contextlib.nullcontext() if placement is None else jax.default_device(devices[device]):
             made[i] = _make(shape, config.columns[column].dtype, memory)
-    if on_gpu:
-        _locked = max(_locked, _host_memory.locked(sizes, pool) or sum(sizes))
+    _locked = max(_locked, _host_memory.locked(sizes, pool) or sum(sizes))
     whole = []
     for k, shape in enumerate(shapes):
         parts = [made[k * len(devices) + d] for d in range(len(devices))]
-        whole.append(parts[0] if placement is None else _joined(shape, placement, parts, memory))
+        whole.append(parts[0] if placement is None else _joined(shape, placement, parts))
     return whole
 
 
-def _joined(shape: tuple[int, ...], placement: Placement, parts: list[jax.Array], memory: str) -> jax.Array:
+def _joined(shape: tuple[int, ...], placement: Placement, parts: list[jax.Array]) -> jax.Array:
     """The global array of the shards that this process has."""
-    sharding = placement.sharding(placement.held, memory)
+    sharding = placement.sharding(placement.held, "pinned_host")
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 

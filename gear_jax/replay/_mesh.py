@@ -148,3 +148,8 @@ def _no_peers(mesh: Mesh, memory: str) -> str | None:
     if mesh.devices.flat[0].platform != "cpu" and memory != "pinned_host":
         return f"columns in memory {memory!r} are no other device's to read"
     return None
+
+
+def broadcast(prefix: Any, tree: Any) -> Any:
+    """A tree like `tree` out of a tree that is the upper part of it."""
+    return jax.tree.map(lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree)

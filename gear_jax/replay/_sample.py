@@ -8,11 +8,12 @@ import numpy as np
 from flax import struct
 
 from gear_jax import _axis, ops
+from gear_jax._env import checks
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import check_depth, start_in_queue
 from gear_jax.replay import _exchange
 from gear_jax.replay._config import Config, check_divides
-from gear_jax.replay._state import Counter, Handle, ReplayState, Sample, after_reads, index, read_rows, tally
+from gear_jax.replay._state import Handle, ReplayState, Sample, after_reads, count_sampled, index, read_rows
 from gear_jax.windows import draw_anchor
 
 
@@ -38,10 +39,8 @@ def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, 
     if config.axis is not None and config.selection == "centralized":
         return _sample_together(config, state, key, batch_size)
     state, chosen, drawn = _draw(config, state, key, batch_size)
-    slots, starts, lengths = _rows(drawn)
-    slots = jnp.maximum(config.held(slots), 0)
     data, mask, ticket = ops.gather(
-        state.columns, slots, starts, lengths, config.window_tree, ticket=state.ticket, after=chosen, out=out
+        state.columns, *_rows(drawn, config), config.window_tree, ticket=state.ticket, after=chosen, out=out
     )
     sample = Sample(data, mask, **drawn)
     if config.axis is not None:
@@ -64,8 +63,8 @@ def start(
     """See `Replay.sample_start`."""
     state, chosen, drawn = _draw(config, state, key, batch_size)
     pending, ticket = start_in_queue(
-        state.columns, *_rows(drawn), config.window_tree, ticket=state.ticket, after=(chosen, after), queue=queue,
-        depth=check_depth(depth),
+        state.columns, *_rows(drawn, config), config.window_tree, ticket=state.ticket, after=(chosen, after),
+        queue=queue, depth=check_depth(depth),
     )  # fmt: skip
     return after_reads(state.replace(ticket=ticket)), PendingSample(pending, **drawn)
 
@@ -85,8 +84,14 @@ def done(pending: PendingSample, after: Any = ()) -> Sample:
 
 
 def start_next(
-    config: Config, state: ReplayState, pending: PendingSample, columns: Any, key: jax.Array, batch_size: int,
-    queue: int, depth: int,
+    config: Config,
+    state: ReplayState,
+    pending: PendingSample,
+    columns: Any,
+    key: jax.Array,
+    batch_size: int,
+    queue: int,
+    depth: int,
 ) -> tuple[ReplayState, tuple[Sample, PendingSample]]:
     """Ends one sample and starts another in its place. `columns`: what must live until the first has been read."""
     sample = done(pending, after=columns)
@@ -114,27 +119,36 @@ def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
     chosen, selector_state = config.selector.select(selector_state, index(state), key, batch_size, together)
     if apart is not None:
         slot, selector_state = config.everywhere(chosen.slot), jax.tree.map(lambda x: x[None], selector_state)
-        chosen = chosen._replace(slot=slot, probability=chosen.probability / np.float32(n))
+        least = None if chosen.least is None else chosen.least / np.float32(n)
+        chosen = chosen._replace(slot=slot, probability=chosen.probability / np.float32(n), least=least)
     slot = chosen.slot
     valid = slot >= 0
-    here = config.held(slot)
-    length, generation, ticket = read_rows(state, here)
-    length, generation = _axis.combine((length, generation), together)
+    length, generation, ticket = chosen.length, chosen.generation, chosen.ticket
+    if length is None or generation is None or ticket is None:
+        length, generation, ticket = read_rows(state, config.held(slot))
+        length, generation = _axis.combine((length, generation), together)
     anchor = draw_anchor(config.anchor, key, length, config.steps)
-    partition = jnp.maximum(here, 0) // config.slots
-    counters = tally(state.counters, partition, {Counter.SAMPLED: here >= 0})
+    found = jnp.sum(valid, dtype=jnp.uint32) if chosen.found is None else chosen.found
+    if together is not None:  # all know it, and one counts it
+        found = jnp.where(_axis.index(together) == 0, found, np.uint32(0))
+    counters = count_sampled(state.counters, found)
     state = state.replace(ticket=ticket, selector=selector_state, counters=counters)
+    weight = config.selector.weigh(chosen, apart)
     drawn = {
         "handles": Handle(slot, generation), "anchor": anchor, "length": length, "probability": chosen.probability,
-        "weight": config.selector.weigh(chosen, apart), "valid": valid,
+        "weight": weight, "valid": valid,
     }  # fmt: skip
-    return state, chosen, drawn
+    # A selector may read the index by other means than ops that take the ticket.
+    return state, (slot, chosen.probability, weight), drawn
 
 
-def _rows(drawn: dict[str, Any]):
-    """Slots, starts and lengths for a gather."""
-    # A row that is not valid has length 0, so that any slot gives padding; -1 would be a fault under GEAR_JAX_CHECKS.
-    return jnp.maximum(drawn["handles"].slot, 0), drawn["anchor"], drawn["length"]
+def _rows(drawn: dict[str, Any], held_by: Config | None = None):
+    """Slots, starts and lengths for a gather: of the whole table, or of the device with this config."""
+    slot = drawn["handles"].slot
+    slot = slot if held_by is None else held_by.held(slot)
+    # A row that is not valid has slot -1, which gives padding but is a fault under GEAR_JAX_CHECKS; its length is 0, so
+    # that any slot gives padding.
+    return jnp.maximum(slot, 0) if checks() else slot, drawn["anchor"], drawn["length"]
 
 
 def check_key(key: Any) -> jax.Array:

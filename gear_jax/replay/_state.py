@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.custom_batching import custom_vmap
 
@@ -168,8 +169,8 @@ def _columns(config: Config, lead: tuple[int, ...]):
     return make
 
 
-def check_table(name: str, config: Config, state: ReplayState) -> None:
-    """Refuses the state of another table.
+def check_table(name: str, config: Config, state: ReplayState, devices: int = 1) -> None:
+    """Refuses the state of another table, or of another number of devices.
 
     Raises:
       ValueError: if the columns have other names, shapes or dtypes than `init` gives them, or the streams are others.
@@ -178,6 +179,11 @@ def check_table(name: str, config: Config, state: ReplayState) -> None:
     def describe(leaves, streams):
         return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves) + f" and {streams} streams"
 
+    if state.ticket.shape != (devices,):
+        raise value_error(
+            f"{name}: state", got=f"a state of {state.ticket.shape[0]} device(s)", wanted=f"one of {devices}",
+            fix="Pass a state that this replay's own init made, or a checkpoint restored with it.",
+        )  # fmt: skip
     wanted = [(x, jnp.dtype(c.dtype)) for x, c in zip(column_shapes(config), config.columns, strict=True)]
     leaves, tree = jax.tree.flatten(state.columns, is_leaf=lambda x: isinstance(x, ops.Addresses))
     got = [(x.shape, jnp.dtype(x.dtype)) for x in leaves]
@@ -197,7 +203,10 @@ def check_table(name: str, config: Config, state: ReplayState) -> None:
 
 def index(state: ReplayState) -> Index:
     """What selectors see of a state."""
-    return Index(state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1])
+    return Index(
+        state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1], state.generation,
+        state.ticket,
+    )  # fmt: skip
 
 
 def read_rows(state: ReplayState, slots: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -263,6 +272,13 @@ def tally(counters: jax.Array, partition: jax.Array, counts: dict[Counter, jax.A
         else:
             add[counter] = jnp.zeros((p,), jnp.uint32).at[partition].add(flags.astype(jnp.uint32), mode="drop")
     return add64(counters, jnp.stack(add, -1))
+
+
+def count_sampled(counters: jax.Array, found: jax.Array) -> jax.Array:
+    """Adds `uint32[]` to `Counter.SAMPLED`: of the table as a whole, so it goes to the first partition."""
+    here = np.zeros(counters.shape[:2], bool)
+    here[0, Counter.SAMPLED] = True
+    return add64(counters, jnp.where(here, found, np.uint32(0)))
 
 
 def add64(words: jax.Array, add: jax.Array) -> jax.Array:

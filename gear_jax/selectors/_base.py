@@ -28,6 +28,8 @@ class Index(NamedTuple):
       mass: `float32[P, S]`, from `Selector.mass`; 0 where the selector may not draw.
       sums: `float32[P, M]`, the sum tree over `mass` (`gear_jax.ops.sumtree_update`).
       clock: `uint32[]`, the number that the next row will get.
+      generation: `uint32[P, S]`, how often each slot has been filled.
+      ticket: `int32[1]`, for an op that reads these arrays (`gear_jax.ops`).
     """
 
     length: jax.Array
@@ -36,6 +38,8 @@ class Index(NamedTuple):
     mass: jax.Array
     sums: jax.Array
     clock: jax.Array
+    generation: jax.Array
+    ticket: jax.Array
 
 
 class Selection(NamedTuple):
@@ -44,10 +48,20 @@ class Selection(NamedTuple):
     Attributes:
       slot: `int32[B]`, partition * S + slot in partition, of the whole table; -1 where there was nothing to draw.
       probability: `float32[B]`, of the trajectory in each draw; 0 where slot is -1.
+      length, generation: `int32[B]` and `uint32[B]`, of the slots; 0 where slot is -1. Both, or None, and the table
+        reads them.
+      ticket: `int32[1]`, of the read that gave them; None with them.
+      found: `uint32[]`, how many slots are not -1; None, and they are counted.
+      least: `float32[]`, the least probability that is not 0 (infinite if there is none); None, and who wants it looks.
     """
 
     slot: jax.Array
     probability: jax.Array
+    length: jax.Array | None = None
+    generation: jax.Array | None = None
+    ticket: jax.Array | None = None
+    found: jax.Array | None = None
+    least: jax.Array | None = None
 
 
 class Selector(abc.ABC):
@@ -56,6 +70,7 @@ class Selector(abc.ABC):
     Contract (`gear_jax.testing.check_selector` tests it):
       - `select` is a pure function of (state, index, key); the same inputs give the same bits.
       - It draws a slot only where `mass` is positive; it says -1 only where nothing (more) is to be had.
+      - What it says of `length`, `generation`, `found` and `least`, if anything, is what the index says of the slots.
       - `mass` depends on one slot alone, is finite and not negative, and is 0 where `selectable` is False.
       - Over n devices each has the index of its own P / n partitions. With their `axis`, `select` gives the same on
         all of them, bit for bit what it gives for the whole index on one device: what one device alone knows goes
@@ -140,17 +155,28 @@ def priority_rank(index: Index) -> jax.Array:
     return jnp.maximum(jax.lax.bitcast_convert_type(index.priority, jnp.int32), 0)  # -0.0 is a zero like any other
 
 
-def draw_by_mass(index: Index, key: jax.Array, batch_size: int, stratified: bool = False, axis: Axis = None):
-    """Draws with probability mass / total: a `Selection`.
+def draw_by_mass(
+    index: Index, key: jax.Array, batch_size: int, stratified: bool = False, axis: Axis = None
+) -> Selection:
+    """Draws with probability mass / total.
 
     The devices of `axis` exchange the P roots, and then what each has drawn from its own partitions.
     """
-    seed = _random.fold(key)
-    roots = _axis.all_gather(ops.sumtree_roots(index.sums), axis)
-    first = _axis.index(axis) * np.int32(index.mass.shape[0])
-    slot, drawn, total = ops.sumtree_sample(
-        index.mass, index.sums, seed, draws=batch_size, stratified=stratified, roots=roots, first=first
-    )
-    probability = jnp.where(slot >= 0, drawn / total, np.float32(0))
-    slot, probability = _axis.combine((slot + 1, probability), axis)
-    return Selection(slot - 1, probability)
+    roots, first = None, 0
+    if axis is not None:
+        roots = _axis.all_gather(ops.sumtree_roots(index.sums), axis)
+        first = _axis.index(axis) * np.int32(index.mass.shape[0])
+    draws = ops.sumtree_sample(
+        index.mass, index.sums, index.length, index.generation, _random.fold(key),
+        draws=batch_size, stratified=stratified, roots=roots, first=first, ticket=index.ticket,
+    )  # fmt: skip
+    # All are drawn or none is. To say so costs no pass over the batch.
+    found = jnp.where(draws.total[0] > 0, np.uint32(batch_size), np.uint32(0))
+    slot, probability, length, generation = draws.slot, draws.probability, draws.length, draws.generation
+    least = None
+    if axis is None:
+        least = jnp.min(draws.least, initial=np.float32(np.inf))
+    else:
+        known = _axis.combine((slot + 1, probability, length, generation), axis)
+        slot, probability, length, generation = known[0] - 1, *known[1:]
+    return Selection(slot, probability, length, generation, draws.ticket, found, least)

@@ -59,10 +59,15 @@ class Prioritized(_base.Selector):
 
     def weigh(self, selection, axis=None):
         # N cancels out of the normalised weight.
-        drawn, probability = selection.slot >= 0, selection.probability
-        smallest = jnp.min(jnp.where(drawn, probability, np.float32(np.inf)), initial=np.float32(np.inf))
-        smallest = _axis.least(smallest, axis)
-        ratio = jnp.where(drawn, probability, 1.0) / jnp.where(smallest < np.inf, smallest, 1.0)
+        drawn, least = selection.slot >= 0, selection.least
+        if least is None:
+            positive = selection.probability > 0
+            least = jnp.where(positive, selection.probability, np.float32(np.inf))
+            least = jnp.min(least, initial=np.float32(np.inf))
+        least = _axis.least(least, axis)
+        # Below 1 only where a probability is so small that it became zero.
+        ratio = jnp.maximum(selection.probability / jnp.where(least < np.inf, least, 1.0), 1.0)
+        # ratio ** -beta in vector code, which XLA's power on a CPU is not; exact where the ratio is 1.
+        weight = jnp.exp(np.float32(-self.beta) * jnp.log(ratio))
         # A valid row keeps some weight, however steep beta makes it.
-        weight = jnp.maximum(ratio ** np.float32(-self.beta), _MIN_MASS)
-        return jnp.where(drawn, weight, np.float32(0))
+        return jnp.where(drawn, jnp.maximum(weight, _MIN_MASS), np.float32(0))

@@ -259,7 +259,8 @@ def check_sumtree_update(
 def check_sumtree_sample(
     sample: Callable[..., Any], transform: str = "jit", *, partitions: int = 3, leaves: int = 37, draws: int = 4096
 ) -> None:
-    """Holds `sample(mass, sums, bits)` to its distribution without chance: the bits are an even grid over [0, 1).
+    """Holds `sample(mass, sums, length, generation, bits)` to its distribution without chance: the bits are an even
+    grid over [0, 1).
 
     Each slot takes a part of [0, 1) of the size of its probability, so that its draws are known to within one or two.
 
@@ -271,22 +272,33 @@ def check_sumtree_sample(
       draws: B.
 
     Raises:
-      AssertionError: for a draw without mass, a wrong mass or total, or a slot drawn too often or too rarely.
+      AssertionError: for a draw without mass, a wrong probability or total, what another slot has, or a slot drawn too
+        often or too rarely.
     """
     rng, k = np.random.default_rng(0), batch_size(transform)
-    mass = rng.uniform(size=(k, partitions, leaves)) * (rng.uniform(size=(k, partitions, leaves)) < 0.6)
-    mass = mass.astype(np.float32)
+    shape = (k, partitions, leaves)
+    mass = (rng.uniform(size=shape) * (rng.uniform(size=shape) < 0.6)).astype(np.float32)
     sums = np.stack([sums_oracle(m) for m in mass])
+    length, generation = rng.integers(0, 2**31, (2, *shape)).astype(np.int32)
+    generation = generation.view(np.uint32)
     grid = (np.arange(draws, dtype=np.uint64) << np.uint64(32)) // np.uint64(draws)
     bits = np.broadcast_to(np.stack([grid, np.zeros_like(grid)], -1).astype(np.uint32), (k, draws, 2))
-    slot, drawn, total = TRANSFORMS[transform](lambda t, b: tuple(sample(*t, b)), (mass, sums), bits, "device")
+    table = mass, sums, length, generation
+    results = TRANSFORMS[transform](lambda t, b: tuple(sample(*t, b)), table, bits, "device")
     for i in range(k):
         what, flat = f"sumtree_sample, {transform}, element {i}", mass[i].reshape(-1)
-        assert ((slot[i] >= 0) & (slot[i] < flat.size)).all(), f"{what}: a slot outside the table"
-        assert (flat[slot[i]] > 0).all(), f"{what}: a slot without mass"
-        assert (drawn[i] == flat[slot[i]]).all(), f"{what}: the mass of another slot"
-        np.testing.assert_allclose(total[i], flat.sum(dtype=np.float64), rtol=1e-6, err_msg=what)
-        count = np.bincount(slot[i], minlength=flat.size)
+        slot, partition, probability, of_length, of_generation, least, total, ticket = (x[i] for x in results)
+        assert ((slot >= 0) & (slot < flat.size)).all(), f"{what}: a slot outside the table"
+        assert (flat[slot] > 0).all(), f"{what}: a slot without mass"
+        assert_same_bits(probability, flat[slot] * (np.float32(1) / total), f"{what}: probability: ")
+        np.testing.assert_allclose(total[0], flat.sum(dtype=np.float64), rtol=1e-6, err_msg=what)
+        assert (partition == slot // leaves).all(), f"{what}: the partition of another slot"
+        assert (of_length == length[i].reshape(-1)[slot]).all(), f"{what}: the length of another slot"
+        assert (of_generation == generation[i].reshape(-1)[slot]).all(), f"{what}: the generation of another slot"
+        for group, smallest in enumerate(least):
+            assert smallest == probability[512 * group : 512 * (group + 1)].min(), f"{what}: least {group}"
+        assert (ticket == 0).all(), f"{what}: the ticket changes"
+        count = np.bincount(slot, minlength=flat.size)
         off = np.abs(count - draws * flat.astype(np.float64) / flat.sum(dtype=np.float64)).max()
         assert off <= 1.01, f"{what}: a slot is drawn {off} times too often or too rarely"
 

@@ -50,6 +50,8 @@ def make_index(
         mass,
         sums,
         jnp.uint32(priority.size if clock is None else clock),
+        jnp.asarray(np.where(selectable, 1 + np.arange(priority.size).reshape(priority.shape), 0), jnp.uint32),
+        ops.new_ticket(),
     )
 
 
@@ -93,6 +95,7 @@ def check_selector(selector: Selector, *, partitions: int = 2, slots: int = 37, 
             _assert_equal("select is a pure function of (state, index, key)", (got, after), again)
     index = make_index(selector, priority, tables["some"])
     _check_transforms(selector, select, state, index, batch_size)
+    _check_devices(selector, state, index, batch_size)
 
 
 def _check_static(selector):
@@ -116,11 +119,11 @@ def _check_mass(selector, priority, selectable):
 
 
 def _check_selection(what: str, selector: Selector, got: Selection, index: Index, size: int):
-    drawn = {"slot": got.slot, "probability": got.probability, "weight": selector.weigh(got)}
-    for name, x in drawn.items():
+    fields = {"slot": got.slot, "probability": got.probability, "weight": selector.weigh(got)}
+    for name, x in fields.items():
         dtype = jnp.int32 if name == "slot" else jnp.float32
         assert (x.shape, x.dtype) == ((size,), dtype), f"{what}: {name} is {x.dtype}{x.shape}"
-    slot, probability, weight = map(np.asarray, drawn.values())
+    slot, probability, weight = map(np.asarray, fields.values())
     mass = np.asarray(index.mass).reshape(-1)
     drawn = slot >= 0
     assert (slot >= -1).all() and (slot < mass.size).all(), f"{what}: a slot outside the table"
@@ -134,6 +137,49 @@ def _check_selection(what: str, selector: Selector, got: Selection, index: Index
         assert ((x[drawn] > 0) & (x[drawn] <= 1)).all(), f"{what}: {name} outside (0, 1]"
         assert (x[~drawn] == 0).all(), f"{what}: {name} is not 0 where slot is -1"
     assert not drawn.any() or weight.max() == 1, f"{what}: the largest weight of a batch is 1"
+    _check_read(what, got, index, drawn)
+
+
+def _check_read(what: str, got: Selection, index: Index, drawn: np.ndarray):
+    read = (got.length, got.generation, got.ticket)
+    assert len({x is None for x in read}) == 1, f"{what}: length, generation and ticket are given all or none"
+    for name, x, field in (("length", got.length, index.length), ("generation", got.generation, index.generation)):
+        if x is not None:
+            assert (x.shape, x.dtype) == (drawn.shape, field.dtype), f"{what}: {name} is {x.dtype}{x.shape}"
+            of_slot = np.where(drawn, np.asarray(field).reshape(-1)[np.asarray(got.slot)], 0)
+            assert (np.asarray(x) == of_slot).all(), f"{what}: {name} is not that of the slot"
+    if got.ticket is not None:
+        kind = got.ticket.shape, got.ticket.dtype
+        assert kind == ((1,), jnp.int32), f"{what}: ticket is {got.ticket.dtype}{got.ticket.shape}"
+    if got.found is not None:
+        assert (got.found.shape, got.found.dtype) == ((), jnp.uint32), f"{what}: found is not uint32[]"
+        assert int(got.found) == drawn.sum(), f"{what}: found is not the number of slots that are not -1"
+    if got.least is not None:
+        positive = np.asarray(got.probability)[drawn]
+        least = positive.min(initial=np.inf)
+        assert float(got.least) == least, f"{what}: least is {got.least}, not the least probability, {least}"
+
+
+def _check_devices(selector, state, index, size):
+    """Over two devices the same as on one, on both."""
+    if jax.device_count() < 2 or index.mass.shape[0] % 2:
+        return
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    held, whole = jax.sharding.PartitionSpec("i"), jax.sharding.PartitionSpec()
+    specs = Index(*[whole if name in ("clock", "ticket") else held for name in Index._fields])
+
+    def run(state, index):
+        got, after = selector.select(state, index, jax.random.key(2), size, "i")
+        kept = got.slot, got.probability, selector.weigh(got), after
+        return jax.tree.map(lambda x: x[None], kept)
+
+    run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(whole, specs), out_specs=held, check_vma=False))
+    got, after = jax.jit(selector.select, static_argnums=3)(state, index, jax.random.key(2), size)
+    wanted = got.slot, got.probability, selector.weigh(got), after
+    both = run(state, index)
+    for k in range(2):
+        each = jax.tree.map(lambda x, k=k: np.asarray(x)[k], both)
+        _assert_equal(f"select over two devices, on device {k}, against select on one", each, wanted)
 
 
 def _check_state(before, after):

@@ -199,15 +199,16 @@ def test_sample_update_and_add_in_any_order():
         "priority": one,
         "mass": one,
         "sums": _reference.sums(one),
+        "length": jnp.ones((p, s), jnp.int32),
+        "generation": jnp.ones((p, s), jnp.uint32),
         "ticket": jnp.zeros(1, jnp.int32),
     }
     rows = jnp.arange(ROWS, dtype=jnp.int32)
 
     def draw(t, key):
-        slot, drawn, _ = ops.sumtree_sample(t["mass"], t["sums"], jax.random.bits(key, (ROWS, 2), jnp.uint32))
-        data, _, ticket = ops.gather(
-            t["column"], slot, rows, rows + 2, Window(-1, 2), ticket=t["ticket"], after=(slot, drawn)
-        )
+        table = t["mass"], t["sums"], t["length"], t["generation"]
+        drawn = ops.sumtree_sample(*table, jax.random.bits(key, (ROWS, 2), jnp.uint32), ticket=t["ticket"])
+        data, _, ticket = ops.gather(t["column"], drawn.slot, rows, rows + 2, Window(-1, 2), ticket=drawn.ticket)
         return {**t, "ticket": ticket}, data
 
     def reprioritise(t, slots):
@@ -220,6 +221,8 @@ def test_sample_update_and_add_in_any_order():
     def add(t, slots):
         value = jnp.ones((ROWS, 2, 8), jnp.float32)
         t = {**t, "column": ops.scatter(t["column"], slots, value, ticket=t["ticket"])}
+        rows = {"length": jnp.full((ROWS,), 2, jnp.int32), "generation": jnp.full((ROWS,), 3, jnp.uint32)}
+        t |= ops.scatter_rows({name: t[name] for name in rows}, slots, rows, ticket=t["ticket"])
         return reprioritise(t, slots)
 
     def orders(t, key):

@@ -20,7 +20,30 @@ from gear_jax.testing.ops import (
 
 LEAVES = (1, 2, 15, 16, 17, 255, 256, 257, 4095, 4096, 4097)
 update = jax.jit(ops.sumtree_update)
-sample = jax.jit(ops.sumtree_sample)
+
+
+@functools.partial(jax.jit, static_argnames=("draws", "stratified"))
+def _sample(mass, sums, bits, **options):
+    return ops.sumtree_sample(mass, sums, *fields_of(mass), bits, **options)
+
+
+_drawn_rows = jax.jit(_reference.drawn_rows)
+
+
+def fields_of(mass):
+    """A length and a generation for each slot, no two alike."""
+    number = np.arange(mass.size, dtype=np.int32).reshape(mass.shape)
+    return jnp.asarray(number + 1), jnp.asarray(~number.view(np.uint32))
+
+
+def sample(mass, sums, bits, **options):
+    """Draws from a table of which all is held here; what is said of the slots is checked."""
+    got = _sample(mass, sums, bits, **options)
+    if mass.size and np.isfinite(mass).all() and got.total[0] < 2.0**126:
+        wanted = _drawn_rows(got.slot, got.total, mass, *fields_of(mass))
+        assert_same_bits((got.partition, got.probability, got.length, got.generation, got.least), wanted)
+    np.testing.assert_array_equal(got.ticket, [0])
+    return got
 
 
 def _empty(p, s):
@@ -144,30 +167,47 @@ def test_a_slot_without_mass_is_never_drawn(kind, leaves):
     # Random draws, and the ends of the range, where rounding may leave a draw beyond the last slot with mass.
     edge = np.array([[0, 0], [0, 1], [2**32 - 1] * 2, [2**32 - 1, 0], [2**31, 0]], np.uint32)
     bits = np.concatenate([edge, random_bits(0, 20000)])
-    slot, drawn, total = map(np.asarray, sample(mass, sums, bits))
-    flat = np.asarray(mass).reshape(-1)
+    got = sample(mass, sums, bits)
+    slot, flat = np.asarray(got.slot), np.asarray(mass).reshape(-1)
     assert (slot >= 0).all() and (flat[slot] > 0).all()
-    np.testing.assert_array_equal(drawn, flat[slot])
-    assert total[0] > 0
+    assert got.total[0] > 0
 
 
 def test_denormal_masses():
     """XLA's threads take denormals for zero: they have no mass, and draws beside them are right."""
     mass = np.zeros((1, 64), np.float32)
     mass[0, 3:9] = 1e-40
-    slot, drawn, total = sample(*tree_of(mass), random_bits(0, 5000))
-    assert (slot == -1).all() and not np.asarray(drawn).any() and total[0] == 0
+    assert_nothing_drawn(sample(*tree_of(mass), random_bits(0, 5000)))
     mass[0, 40] = 1e-30
-    slot, _, _ = sample(*tree_of(mass), random_bits(0, 5000))
-    assert (slot == 40).all()
+    assert (sample(*tree_of(mass), random_bits(0, 5000)).slot == 40).all()
+
+
+def test_denormal_probabilities_are_zero():
+    mass = np.zeros((1, 64), np.float32)
+    mass[0, 3], mass[0, 9] = 1e-30, 1e30
+    got = sample(*tree_of(mass), np.array([[0, 0], [1 << 31, 0]], np.uint32))
+    np.testing.assert_array_equal(got.slot, [3, 9])
+    np.testing.assert_array_equal(got.probability, [0, 1])
+    np.testing.assert_array_equal(got.least, [1])
+
+
+def test_a_total_whose_reciprocal_is_denormal():
+    mass = np.zeros((1, 64), np.float32)
+    mass[0, 3], mass[0, 9] = 1e38, 2e38
+    got = sample(*tree_of(mass), np.array([[0, 0], [1 << 31, 0]], np.uint32))
+    np.testing.assert_array_equal(got.probability, mass[0, [3, 9]] / np.asarray(got.total))
+
+
+def assert_nothing_drawn(got):
+    assert (got.slot == -1).all() and (got.partition == -1).all() and (got.least == np.inf).all() and got.total[0] == 0
+    assert not any(np.asarray(x).any() for x in (got.probability, got.length, got.generation))
 
 
 def test_sums_that_were_formed_where_denormals_count():
     mass = np.zeros((1, 64), np.float32)
     mass[0, 20:28] = 1e-38
-    slot, drawn, _ = map(np.asarray, sample(jnp.asarray(mass), jnp.asarray(sums_oracle(mass)), random_bits(0, 5000)))
+    slot = sample(jnp.asarray(mass), jnp.asarray(sums_oracle(mass)), random_bits(0, 5000)).slot
     assert ((slot >= 20) & (slot < 28)).all()
-    np.testing.assert_array_equal(drawn.view(np.uint32), mass[0, slot].view(np.uint32))
 
 
 @pytest.mark.parametrize("leaves", [1, 15, 17, 257, 1000])
@@ -180,7 +220,7 @@ def test_distribution_by_chi_square(seed):
     rng, draws = np.random.default_rng(seed), 400_000
     mass = rng.gamma(0.5, size=(4, 150)).astype(np.float32) * (rng.uniform(size=(4, 150)) < 0.7)
     mass, sums = tree_of(mass)
-    slot, _, _ = sample(mass, sums, random_bits(seed, draws))
+    slot = sample(mass, sums, random_bits(seed, draws)).slot
     wanted = draws * np.asarray(_reference.probabilities(mass), np.float64)
     count = np.bincount(np.asarray(slot), minlength=600)
     assert not count[wanted == 0].any()
@@ -196,10 +236,10 @@ def test_small_probabilities_are_resolved():
     """The low word counts: a slot of 2**-40 of the mass is drawn by its share of the words, not by rounding."""
     mass, sums = tree_of(np.array([[1.0, 1.0]], np.float32))
     bits = np.array([[2**31 - 2**10, 0], [2**31, 0]], np.uint32)
-    np.testing.assert_array_equal(sample(mass, sums, bits)[0], [0, 1])
+    np.testing.assert_array_equal(sample(mass, sums, bits).slot, [0, 1])
     mass, sums = tree_of(np.array([[2.0**-40, 1.0]], np.float32))
-    assert sample(mass, sums, np.array([[0, 1 << 12]], np.uint32))[0][0] == 0
-    assert sample(mass, sums, np.array([[0, 1 << 26]], np.uint32))[0][0] == 1
+    assert sample(mass, sums, np.array([[0, 1 << 12]], np.uint32)).slot[0] == 0
+    assert sample(mass, sums, np.array([[0, 1 << 26]], np.uint32)).slot[0] == 1
 
 
 @pytest.mark.parametrize("draws", [0, 1, 31, 33, 1023, 1025, 5000])
@@ -209,18 +249,15 @@ def test_draws_do_not_depend_on_each_other_or_on_threads(draws):
     bits = np.asarray(random_bits(7, draws))
     order = np.random.default_rng(1).permutation(draws)
     one, other = sample(mass, sums, bits), sample(mass, sums, bits[order])
-    assert_same_bits(other, (*(np.asarray(x)[order] for x in one[:2]), one[2]))
-
-
-def _from_key(**options):
-    return jax.jit(lambda m, s, k: ops.sumtree_sample(m, s, k, **options))
+    assert_same_bits(other[:5], tuple(np.asarray(x)[order] for x in one[:5]))
+    assert_same_bits(other.total, one.total)
 
 
 @pytest.mark.parametrize("draws", [0, 1, 31, 33, 5000])
 def test_a_key_gives_the_words_of_stream_0(draws):
     mass, sums = tree_of(np.random.default_rng(0).uniform(size=(3, 333)).astype(np.float32))
     key = jax.random.key(5)
-    got = _from_key(draws=draws)(mass, sums, _random.fold(key))
+    got = sample(mass, sums, _random.fold(key), draws=draws)
     assert_same_bits(got, sample(mass, sums, _random.words(key, 0, draws)))
 
 
@@ -231,54 +268,59 @@ def test_strata(leaves):
     mass = (rng.gamma(0.5, size=(3, leaves)) * (rng.uniform(size=(3, leaves)) < 0.7)).astype(np.float32)
     mass[0, 0] = 0.5
     mass, sums = tree_of(mass)
-    slot, drawn, _ = map(np.asarray, _from_key(draws=draws, stratified=True)(mass, sums, jnp.array([1, 2], jnp.uint32)))
+    slot = np.asarray(sample(mass, sums, jnp.array([1, 2], jnp.uint32), draws=draws, stratified=True).slot)
     flat = np.asarray(mass, np.float64).reshape(-1)
     count = np.bincount(slot, minlength=flat.size)
     assert (np.abs(count - draws * flat / flat.sum()) <= 2.01).all()
     assert not count[flat == 0].any()
     assert (np.diff(slot) >= 0).all()
-    np.testing.assert_array_equal(drawn, np.asarray(mass).reshape(-1)[slot])
 
 
 def test_masses_whose_sum_is_infinite():
     mass, sums = tree_of(np.where(np.arange(600).reshape(2, 300) % 2, 3e38, 0).astype(np.float32))
     for stratified in (False, True):
-        slot, _, _ = _from_key(draws=3000, stratified=stratified)(mass, sums, jnp.array([1, 2], jnp.uint32))
-        assert (np.asarray(mass).reshape(-1)[slot] > 0).all()
+        got = sample(mass, sums, jnp.array([1, 2], jnp.uint32), draws=3000, stratified=stratified)
+        assert (np.asarray(mass).reshape(-1)[got.slot] > 0).all()
 
 
 def test_no_mass():
-    for shape in ((1, 1), (3, 17), (8, 300)):
-        slot, drawn, total = sample(*tree_of(np.zeros(shape, np.float32)), random_bits(0, 5000))
-        assert (slot == -1).all() and not drawn.any() and total[0] == 0
-    slot, _, _ = ops.sumtree_sample(jnp.zeros((0, 4)), jnp.zeros((0, 16)), random_bits(0, 3))
-    np.testing.assert_array_equal(slot, [-1] * 3)
+    for shape in ((1, 1), (3, 17), (8, 300), (0, 4)):
+        assert_nothing_drawn(sample(*tree_of(np.zeros(shape, np.float32)), random_bits(0, 5000)))
 
 
 def test_partitions_without_mass_are_passed_over():
     mass = np.zeros((8, 20), np.float32)
     mass[[2, 5]] = 1
-    slot, _, _ = sample(*tree_of(mass), random_bits(0, 5000))
+    slot = sample(*tree_of(mass), random_bits(0, 5000)).slot
     assert set(np.unique(np.asarray(slot) // 20)) == {2, 5}
 
 
 @pytest.mark.parametrize("stratified", [False, True])
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
 def test_partitions_held_apart_draw_what_the_whole_table_draws(parts, stratified):
-    sample = jax.jit(functools.partial(ops.sumtree_sample, stratified=stratified))
+    draw = jax.jit(functools.partial(ops.sumtree_sample, stratified=stratified))
     rng = np.random.default_rng(parts)
     mass = rng.uniform(size=(8, 37)).astype(np.float32)
     mass[3] = 0
     mass, sums = tree_of(mass)
-    roots, bits = ops.sumtree_roots(sums), random_bits(1, 4000)
-    slot, drawn, total = map(np.asarray, sample(mass, sums, bits))
+    fields, roots, bits = fields_of(mass), ops.sumtree_roots(sums), random_bits(1, 4000)
+    whole = ops.Draws(*map(np.asarray, sample(mass, sums, bits, stratified=stratified)))
     held, seen = 8 // parts, np.zeros(4000, int)
     for first in range(0, 8, held):
         here = slice(first, first + held)
-        got = sample(mass[here], sums[here], bits, roots=roots, first=jnp.int32(first))
-        mine = (slot // 37 >= first) & (slot // 37 < first + held)
+        got = draw(mass[here], sums[here], *(x[here] for x in fields), bits, roots=roots, first=jnp.int32(first))
+        mine = (whole.partition >= first) & (whole.partition < first + held)
         seen += mine
-        assert_same_bits(got, (np.where(mine, slot, -1), np.where(mine, drawn, np.float32(0)), total))
+        probability = np.where(mine, whole.probability, np.float32(0))
+        least = [np.min(p[p > 0], initial=np.inf) for p in np.split(probability, range(512, 4000, 512))]
+        wanted = whole._replace(
+            slot=np.where(mine, whole.slot, -1),
+            probability=probability,
+            length=np.where(mine, whole.length, 0),
+            generation=np.where(mine, whole.generation, np.uint32(0)),
+            least=np.asarray(least, np.float32),
+        )
+        assert_same_bits(got, wanted)
     assert (seen == 1).all()
 
 
@@ -289,32 +331,40 @@ def test_draws_under_shard_map_are_those_of_one_device(devices):
     mass, sums = tree_of(np.random.default_rng(0).uniform(size=(8, 37)).astype(np.float32))
     bits = random_bits(1, 999)
 
-    def draw(mass, sums, bits):
+    def draw(mass, sums, length, generation, bits):
         roots = jax.lax.all_gather(ops.sumtree_roots(sums), "x", tiled=True)
         first = jax.lax.axis_index("x") * mass.shape[0]
-        slot, drawn, total = ops.sumtree_sample(mass, sums, bits, roots=roots, first=first)
-        return jax.lax.pmax(slot, "x"), jax.lax.psum(drawn, "x"), total
+        got = ops.sumtree_sample(mass, sums, length, generation, bits, roots=roots, first=first)
+        whole = jax.lax.pmax(got.slot, "x"), jax.lax.psum(got.probability, "x"), jax.lax.psum(got.length, "x")
+        return *whole, jax.lax.psum(got.generation, "x"), jax.lax.pmin(got.least, "x"), got.partition, got.total
 
-    f = jax.shard_map(draw, mesh=mesh, in_specs=(spec, spec, everywhere), out_specs=(everywhere, everywhere, spec))
-    slot, drawn, total = jax.jit(f)(mass, sums, bits)
+    specs = (everywhere,) * 5 + (spec,) * 2
+    f = jax.shard_map(draw, mesh=mesh, in_specs=(spec,) * 4 + (everywhere,), out_specs=specs)
+    *whole, partition, total = jax.jit(f)(mass, sums, *fields_of(mass), bits)
     wanted = sample(mass, sums, bits)
-    assert_same_bits((slot, drawn), wanted[:2])
-    np.testing.assert_array_equal(total, np.repeat(wanted[2], devices))
+    assert_same_bits(whole, [wanted.slot, wanted.probability, wanted.length, wanted.generation, wanted.least])
+    np.testing.assert_array_equal(partition, np.tile(wanted.partition, devices))
+    np.testing.assert_array_equal(total, np.repeat(wanted.total, devices))
 
 
 def test_sums_of_another_mass_stay_inside_the_arrays():
     for leaves in (1, 17, 300, 5000):
         sums = jnp.ones((2, ops.sumtree_width(leaves)), jnp.float32)
         for mass in (0.0, 1.0, np.inf, np.nan):
-            slot, _, _ = sample(jnp.full((2, leaves), mass, jnp.float32), sums, random_bits(0, 3000))
+            slot = sample(jnp.full((2, leaves), mass, jnp.float32), sums, random_bits(0, 3000)).slot
             assert ((slot >= 0) & (slot < 2 * leaves)).all()
 
 
 def test_a_first_partition_outside_the_table_holds_nothing():
     mass, sums = tree_of(np.ones((2, 4), np.float32))
     for first in (-2, 8):
-        slot, _, total = sample(mass, sums, random_bits(0, 50), roots=jnp.ones(8, jnp.float32), first=first)
-        assert (slot == -1).all() and total[0] == 8
+        got = _sample(mass, sums, random_bits(0, 50), roots=jnp.ones(8, jnp.float32), first=first)
+        assert (got.slot == -1).all() and (got.partition >= 0).all() and got.total[0] == 8
+
+
+def test_the_ticket_goes_through():
+    mass, sums = tree_of(np.ones((2, 4), np.float32))
+    assert _sample(mass, sums, random_bits(0, 5), ticket=jnp.array([7], jnp.int32)).ticket == 7
 
 
 @pytest.mark.devices(4)
@@ -323,7 +373,7 @@ def test_a_wrong_out_spec_of_shard_map_raises():
     spec, everywhere = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
     mass, sums = tree_of(np.ones((4, 5), np.float32))
     one = jnp.ones(1, jnp.float32)
-    draw = lambda m, s: ops.sumtree_sample(m, s, random_bits(0, 8))  # noqa: E731
+    draw = lambda m, s: ops.sumtree_sample(m, s, *fields_of(m), random_bits(0, 8))  # noqa: E731
     write = lambda m, s: ops.sumtree_update(m, m, s, jnp.zeros(1, jnp.int32), one, one)  # noqa: E731
     for f in (draw, write):
         run = functools.partial(jax.shard_map, f, mesh=mesh, in_specs=(spec, spec))
@@ -340,21 +390,31 @@ _SLOTS = np.zeros(2, np.int32)
 _BITS = np.zeros((2, 2), np.uint32)
 
 
+def _fields(*shape):
+    return np.ones(shape, np.int32), np.ones(shape, np.uint32)
+
+
+
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        (r"mass: got shape \(17,\), wanted \[P, S\]", lambda: ops.sumtree_sample(_floats(17), _floats(1, 32), _BITS)),
+        (r"mass: got shape \(17,\), wanted \[P, S\]",
+         lambda: ops.sumtree_sample(_floats(17), _floats(1, 32), *_fields(1, 17), _BITS)),
         (r"sums: got float32\[1, 16\], wanted float32\[1, 32\]",
-         lambda: ops.sumtree_sample(_floats(1, 17), _floats(1, 16), _BITS)),
+         lambda: ops.sumtree_sample(_floats(1, 17), _floats(1, 16), *_fields(1, 17), _BITS)),
         (r"mass: got int32\[1, 17\], wanted float32", lambda: ops.sumtree_sample(
-            np.ones((1, 17), np.int32), _floats(1, 32), _BITS)),
+            np.ones((1, 17), np.int32), _floats(1, 32), *_fields(1, 17), _BITS)),
         (r"bits: got int32\[2, 2\], wanted uint32\[B, 2\]",
-         lambda: ops.sumtree_sample(_floats(1, 4), _floats(1, 16), _BITS.astype(np.int32))),
-        (r"bits: got uint32\[2\]", lambda: ops.sumtree_sample(_floats(1, 4), _floats(1, 16), _BITS[0])),
+         lambda: ops.sumtree_sample(_floats(1, 4), _floats(1, 16), *_fields(1, 4), _BITS.astype(np.int32))),
+        (r"bits: got uint32\[2\]", lambda: ops.sumtree_sample(_floats(1, 4), _floats(1, 16), *_fields(1, 4), _BITS[0])),
+        (r"length: got int32\[1, 3\], wanted int32\[1, 4\]", lambda: ops.sumtree_sample(
+            _floats(1, 4), _floats(1, 16), *_fields(1, 3), _BITS)),
+        (r"generation: got int32\[1, 4\], wanted uint32\[1, 4\]", lambda: ops.sumtree_sample(
+            _floats(1, 4), _floats(1, 16), *_fields(1, 4)[:1] * 2, _BITS)),
         (r"roots: got int32\[2\]", lambda: ops.sumtree_sample(
-            _floats(1, 4), _floats(1, 16), _BITS, roots=np.ones(2, np.int32))),
+            _floats(1, 4), _floats(1, 16), *_fields(1, 4), _BITS, roots=np.ones(2, np.int32))),
         (r"roots: got float32\[1, 2\]", lambda: ops.sumtree_sample(
-            _floats(1, 4), _floats(1, 16), _BITS, roots=_floats(1, 2))),
+            _floats(1, 4), _floats(1, 16), *_fields(1, 4), _BITS, roots=_floats(1, 2))),
         (r"priority: got float32\[1, 2\], wanted float32\[1, 4\]", lambda: ops.sumtree_update(
             _floats(1, 2), _floats(1, 4), _floats(1, 16), _SLOTS, _floats(2), _floats(2))),
         (r"new_priority: got float32\[1\], wanted float32\[2\]", lambda: ops.sumtree_update(

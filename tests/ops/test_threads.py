@@ -25,7 +25,8 @@ bits = jnp.asarray(rng.integers(0, 2**32, (20000, 2), np.uint32))
 def run(column, mass):
     zero = ops.zeros((8, 64), jnp.float32), ops.zeros((8, 64), jnp.float32), ops.zeros((8, 32), jnp.float32)
     tree = ops.sumtree_update(*zero, jnp.arange(512, dtype=jnp.int32), mass.reshape(-1), mass.reshape(-1))
-    drawn = ops.sumtree_sample(tree[1], tree[2], bits)
+    fields = jnp.arange(512, dtype=jnp.int32).reshape(8, 64), jnp.arange(512, dtype=jnp.uint32).reshape(8, 64)
+    drawn = ops.sumtree_sample(tree[1], tree[2], *fields, bits)
     data, mask, ticket = ops.gather(column, slots, slots % 60, slots % 51, Window(-20, 40, "head", 3))
     column = ops.scatter(column, jnp.arange(512, dtype=jnp.int32), column.reshape(512, 50, 96)[::-1], ticket=ticket)
     return tree, drawn, data, mask, column, ops.zeros((33 << 20,), jnp.uint8)[::4096]

@@ -52,3 +52,11 @@ def test_mass_applies_alpha_once_to_what_is_stored():
 def test_bad_settings(name, bad):
     with pytest.raises((ValueError, TypeError), match=rf"Prioritized\.{name}: got .*wanted .*Prioritized\("):
         Prioritized(**{name: bad})
+
+
+def test_weights_over_many_orders_of_magnitude(draw):
+    priority = np.geomspace(1e-6, 1, 64).astype(np.float32)
+    (slot, probability, weight), _ = draw(Prioritized(alpha=0.5, beta=1.0, stratified=True), priority, size=100_000)
+    wanted = probability.astype(np.float64).min() / probability
+    assert len(set(slot)) == 64 and weight.max() == 1
+    np.testing.assert_allclose(weight, wanted, rtol=1e-5)

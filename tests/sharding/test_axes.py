@@ -1,4 +1,4 @@
-"""Meshes whose axes are explicit, as `jax.make_mesh` makes them, and arguments that do not fit a mesh."""
+"""Meshes whose axes are explicit, as `jax.make_mesh` makes them, automatic, or both."""
 
 import jax
 import jax.numpy as jnp
@@ -67,43 +67,3 @@ def test_a_step_of_explicit_axes_stays_in_place():
         return replay.update_priorities(state, sample.handles, sample.probability * 2), sample
 
     gear.assert_in_place(step, state, jax.random.key(1))
-
-
-def test_devices_that_do_not_divide_the_partitions():
-    with pytest.raises(ValueError, match=r"partitions: got 12 over 8 devices, wanted a multiple of 8\. Use"):
-        gear.make_replay(gear.TableSpec(TABLE.columns, 3, 48), mesh=mesh(), partitions=12)
-
-
-@pytest.mark.parametrize("selection", ["centralized", "decentralized"])
-def test_a_batch_that_the_devices_do_not_divide(selection):
-    replay = make(mesh(), selection=selection)
-    state, _ = replay.add(replay.init(), ROWS, LENGTHS)
-    with pytest.raises(ValueError, match=r"batch_size: got 12, wanted a multiple of 8.* Use 16"):
-        replay.sample(state, jax.random.key(0), 12)
-    assert replay.sample(state, jax.random.key(0), 16)[1].valid.shape == (16,)  # the state is still there
-
-
-def test_rows_that_the_devices_do_not_divide():
-    replay = make(mesh())
-    with pytest.raises(ValueError, match=r"add: rows: got 12, wanted a multiple of 8.* Use 16"):
-        replay.add(replay.init(), {"x": ROWS["x"][:12]}, LENGTHS[:12])
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"axis": "model"}, r"axis: got 'model', wanted an axis of the mesh, \('replay',\). Name the axes"),
-        ({"axis": ()}, r"axis: got \(\), wanted one or more different axes"),
-        ({"axis": ("replay", "replay")}, "wanted one or more different axes"),
-        ({"batch_axis": "data"}, r"batch_axis: got 'data', wanted one of axis, \('replay',\)"),
-        ({"exchange": "post"}, r"exchange: got 'post', wanted one of \('peer', 'collective'\)"),
-    ],
-)
-def test_axes_that_are_not_there(options, text):
-    with pytest.raises(ValueError, match=text):
-        make(mesh(), **options)
-
-
-def test_a_mesh_that_is_none():
-    with pytest.raises(TypeError, match=r"mesh: got list, wanted a jax\.sharding\.Mesh"):
-        make(jax.devices())

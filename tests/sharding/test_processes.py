@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-import gear_jax as gear
 from gear_jax import _env
 from gear_jax.testing.processes import Processes, run_processes
 
@@ -146,15 +145,3 @@ def test_timeouts_that_are_none(monkeypatch, value):
     monkeypatch.setenv("GEAR_JAX_TIMEOUT", value)
     with pytest.raises(ValueError, match="GEAR_JAX_TIMEOUT: got"):
         _env.timeout()
-
-
-def test_rows_of_a_process_that_do_not_fit(worker):
-    replay = worker.make(jax.make_mesh((8,), ("replay",)))
-    columns, lengths, _ = worker.rows(0, 0)
-    add = gear.sharding.process_rows
-    with pytest.raises(ValueError, match="process_rows: rows: got 12, wanted a multiple of this process's 8 devices"):
-        add(replay, columns, lengths, rows=12)
-    with pytest.raises(ValueError, match="process_rows: lengths: got 8 rows, wanted at most rows = 0"):
-        add(replay, columns, lengths, rows=0)
-    with pytest.raises(ValueError, match="wanted make_replay"):
-        add(worker.make(None), columns, lengths)

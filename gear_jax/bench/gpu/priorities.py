@@ -58,26 +58,31 @@ def _tree(
     count, batch = len(given), len(slots[0])
     nothing = jnp.zeros((1, count), jnp.float32), jnp.zeros((1, ops.sumtree_width(count)), jnp.float32)
     update = jax.jit(ops.sumtree_update, donate_argnums=(0, 1, 2))
-    sample = jax.jit(functools.partial(ops.sumtree_sample, draws=batch))
+    length, generation = jnp.ones((1, count), jnp.int32), jnp.arange(count, dtype=jnp.uint32)[None]
+    draw = jax.jit(functools.partial(ops.sumtree_sample, draws=batch))
     everything = jnp.arange(count, dtype=jnp.int32)
     # Three arrays: each is donated, and none may be passed twice.
     held = [update(jnp.copy(nothing[0]), *nothing, everything, jnp.asarray(given), jnp.asarray(given))]
     keys = [jax.random.bits(jax.random.key(i), (2,), jnp.uint32) for i in range(_SETS)]
     at, new = [jnp.asarray(x) for x in slots], [jnp.asarray(x) for x in fresh]
     want = given.copy()
-    _check_draws(sample(held[0][1], held[0][2], keys[0]), want)
+
+    def sample(i: int):
+        return draw(held[0][1], held[0][2], length, generation, keys[i % _SETS])
+
+    _check_draws(sample(0), want)
     held[0] = update(*held[0], at[0], new[0], new[0])
     want[slots[0]] = fresh[0]  # of several writes NumPy, too, keeps the last
     if not np.array_equal(np.asarray(held[0][1])[0], want):
         raise Wrong("sumtree_update: the masses are not those that NumPy has after the same writes")
-    _check_draws(sample(held[0][1], held[0][2], keys[1]), want)
+    _check_draws(sample(1), want)
 
     def call(i: int):
         held[0] = update(*held[0], at[i % _SETS], new[i % _SETS], new[i % _SETS])
         return held[0]
 
     seconds = {
-        "sample": bench.in_flight(lambda i: sample(held[0][1], held[0][2], keys[i % _SETS])),
+        "sample": bench.in_flight(sample),
         "update": bench.in_flight(call),
     }
     for op, value in seconds.items():
@@ -85,12 +90,15 @@ def _tree(
     return seconds
 
 
-def _check_draws(drawn: Any, mass: np.ndarray) -> None:
-    slot, got, total = (np.asarray(x) for x in drawn)
+def _check_draws(drawn: ops.Draws, mass: np.ndarray) -> None:
+    slot, probability, total = (np.asarray(x) for x in (drawn.slot, drawn.probability, drawn.total))
     if slot.min() < 0 or slot.max() >= len(mass):
         raise Wrong(f"sumtree_sample drew slots {slot.min()}..{slot.max()} of {len(mass)}")
-    if not np.array_equal(got, mass[slot]):
-        raise Wrong("sumtree_sample: the masses drawn are not those of the slots")
+    got = mass[slot]
+    if not np.array_equal(probability, got * (np.float32(1) / total)):
+        raise Wrong("sumtree_sample: the probabilities are not those of the slots")
+    if not np.array_equal(np.asarray(drawn.generation), slot):
+        raise Wrong("sumtree_sample: the generations are not those of the slots")
     exact = mass.sum(dtype=np.float64)
     if abs(float(total[0]) - exact) > 1e-4 * exact:
         raise Wrong(f"sumtree_sample: a total of {float(total[0])}, wanted {exact}")

@@ -8,6 +8,7 @@ from gear_jax.bench.gpu import (
     device_tables,
     engines,
     inserting,
+    meshes,
     peers,
     priorities,
     reading,
@@ -54,6 +55,7 @@ ROWS = (
     Row("insert", inserting.insert, ("main", "windows")),
     Row("guard", inserting.guard),
     Row("training", training.training),
+    Row("mesh", meshes.meshes),
     Row("peers", peers.peers, ("main", "windows")),
 )
 NAMES = tuple(row.name for row in ROWS)

@@ -35,6 +35,9 @@ class Sizes:
       latency: slots of `cell_bytes`, B, and calls.
       hbm_bytes, hbm_rows: bytes of a table in the GPU's memory, and of its rows.
       priorities, priority_batch: numbers of trajectories, and B.
+      mesh_devices: numbers of devices, where there are so many.
+      mesh: slots and steps of `cell_bytes` of each device's shard, and its B.
+      mesh_selection: capacity of a device, and B, where selection alone is timed.
       peer_bytes: what a peer holds in the GPU's memory.
       train: slots of the replay, width and layers of the model, B, and steps of a repetition.
     """
@@ -69,6 +72,9 @@ class Sizes:
     hbm_rows: tuple[int, ...]
     priorities: tuple[int, ...]
     priority_batch: int
+    mesh_devices: tuple[int, ...]
+    mesh: tuple[int, int, int]
+    mesh_selection: tuple[int, int]
     peer_bytes: int
     train: tuple[int, int, int, int, int]
 
@@ -104,6 +110,9 @@ FULL = Sizes(
     hbm_rows=(4096, 256),
     priorities=(1_000_000, 10_000_000),
     priority_batch=65_536,
+    mesh_devices=(1, 2, 4, 8),
+    mesh=(1 << 16, 16, 1024),  # 64 KiB a trajectory, 4 GiB and 64 MiB a batch each
+    mesh_selection=(250_000, 4096),
     peer_bytes=GIB,
     train=(1 << 17, 4096, 2, 16_384, 12),
 )
@@ -130,6 +139,7 @@ QUICK = dataclasses.replace(
     latency=(1 << 14, 256, 500),
     hbm_bytes=GIB,
     priorities=(1_000_000,),
+    mesh=(1 << 14, 16, 1024),
     peer_bytes=GIB // 4,
     train=(1 << 15, 4096, 2, 16_384, 6),
 )
@@ -164,6 +174,9 @@ TINY = Sizes(
     hbm_rows=(64, 16),
     priorities=(3000,),
     priority_batch=512,
+    mesh_devices=(1, 2),
+    mesh=(64, 4, 8),
+    mesh_selection=(64, 16),
     peer_bytes=1 << 14,
     train=(64, 32, 2, 16, 2),
 )

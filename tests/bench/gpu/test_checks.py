@@ -43,7 +43,12 @@ def test_masses_that_an_update_left_alone_are_wrong(tiny, found, monkeypatch):
 
 
 def _drawn(slot, mass, total=None):
-    return jnp.asarray(slot), jnp.asarray(mass[slot]), jnp.asarray([mass.sum() if total is None else total])
+    total = np.asarray([mass.sum() if total is None else total], np.float32)
+    probability = mass[slot] * (np.float32(1) / total)
+    nothing = jnp.zeros(1, jnp.int32)
+    slot = jnp.asarray(slot, jnp.int32)
+    generation = slot.astype(jnp.uint32)
+    return ops.Draws(slot, nothing, jnp.asarray(probability), nothing, generation, nothing, jnp.asarray(total), nothing)
 
 
 def test_draws_are_checked_for_range_mass_total_and_frequency():
@@ -51,10 +56,11 @@ def test_draws_are_checked_for_range_mass_total_and_frequency():
     rng = np.random.default_rng(0)
     good = rng.choice(1000, 4000, p=mass.astype(float) / mass.sum(dtype=float))
     priorities._check_draws(_drawn(good, mass), mass)
-    slot, got, total = _drawn(good, mass)
+    drawn = _drawn(good, mass)
     for wrong, text in (
-        ((slot.at[0].set(-1), got, total), "drew slots"),
-        ((slot, got + 1, total), "not those of the slots"),
+        (drawn._replace(slot=drawn.slot.at[0].set(-1)), "drew slots"),
+        (drawn._replace(probability=drawn.probability * 2), "probabilities are not those of the slots"),
+        (drawn._replace(generation=drawn.generation + jnp.uint32(1)), "generations are not those of the slots"),
         (_drawn(good, mass, total=1.0), "a total of 1"),
         (_drawn(rng.integers(0, 1000, 4000), mass), "mean mass"),
     ):

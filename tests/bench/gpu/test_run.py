@@ -32,6 +32,12 @@ TARGETS = {
     "peers": ["against JAX's own host gather", "against NumPy indexing + device_put"],
     "insert": ["in-place insert"],
     "guard": ["a step that samples and inserts"],
+    "mesh": [
+        "centralized sample with exchange, 2 devices",
+        "samples out of the whole table, 2 device(s)",
+        "scaling to 2 against",
+        "selection alone, prioritised",
+    ],
     "training": ["train step with overlapped sampling"],
 }
 

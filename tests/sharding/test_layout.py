@@ -1,0 +1,155 @@
+"""The same table on any number of devices: the same handles, batches, weights, states and statistics, bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import gear_jax as gear
+from gear_jax import selectors
+from gear_jax.testing.ops import to_numpy
+
+SELECTORS = [
+    selectors.Uniform(),
+    selectors.Prioritized(),
+    selectors.Prioritized(alpha=1.0, beta=1.0, stratified=True),
+    selectors.TopK(),
+    selectors.LowestPriority(),
+    selectors.Fifo(),
+    selectors.Lifo(),
+    selectors.Permutation(),
+]
+
+
+def check(case, same, replay, selector, **options):
+    wanted, last, stats = case.on_one_device(selector, **options)
+    got, state = case.play(replay)
+    same(got, wanted)
+    same(to_numpy(state.replace(ticket=None)), last)
+    assert replay.stats(state) == stats
+    assert bool(replay.can_sample(state))
+
+
+@pytest.mark.parametrize("exchange", ["peer", "collective"])
+@pytest.mark.parametrize("n", [1, 2, 8])
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_any_number_of_devices(case, same, selector, n, exchange):
+    check(case, same, case.make(case.mesh(n), selector=selector, exchange=exchange), selector)
+
+
+@pytest.mark.parametrize("exchange", ["peer", "collective"])
+@pytest.mark.parametrize("batch_axis", ["data", "model"])
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2)], ids=str)
+def test_two_axes_hold_the_table_and_one_cuts_the_batch(case, same, shape, batch_axis, exchange):
+    mesh, selector = case.mesh(8, ("data", "model"), shape), selectors.Prioritized()
+    replay = case.make(mesh, ("data", "model"), selector=selector, exchange=exchange, batch_axis=batch_axis)
+    check(case, same, replay, selector)
+    state, sample = replay.sample(case.play(replay)[1], jax.random.key(0), case.batch)
+    assert sample.data["vector"].sharding.spec == P(batch_axis)
+    # No two devices hold the same trajectory.
+    assert {s.replica_id for s in state.columns["vector"].addressable_shards} == {0}
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned_host"])
+def test_an_axis_that_is_not_named_holds_copies(case, same, memory):
+    replay = case.make(case.mesh(8, ("other", "replay"), (2, 4)), memory=memory)
+    assert replay.exchange == "peer" or memory == "device"
+    check(case, same, replay, selectors.Prioritized())
+
+
+def test_eviction_by_rank_is_the_same_everywhere(case, same):
+    options = {"eviction": selectors.LowestPriority()}
+    replay = case.make(case.mesh(4), selector=selectors.Uniform(), **options)
+    check(case, same, replay, selectors.Uniform(), **options)
+
+
+def test_the_numbers_of_partitions_by_default(case):
+    assert gear.make_replay(case.table, mesh=case.mesh(2)).config.partitions == 8
+    table = gear.TableSpec(case.table.columns, 5, 60)
+    mesh = case.mesh(6)
+    assert gear.make_replay(table, mesh=mesh).config.partitions == 12
+
+
+@pytest.mark.parametrize("batch", [8, 16, 200])
+def test_batches_smaller_and_larger_than_the_table(case, same, batch):
+    wanted = None
+    for replay in (case.make(), case.make(case.mesh(8), exchange="collective"), case.make(case.mesh(8))):
+        state, _ = replay.add(replay.init(), *next(case.turns())[1:])
+        got = to_numpy(replay.sample(state, jax.random.key(3), batch)[1])
+        wanted = got if wanted is None else wanted
+        same(got, wanted)
+
+
+def test_nothing_to_draw(case, same):
+    wanted = to_numpy(case.make().sample(case.make().init(), jax.random.key(0), 16)[1])
+    for exchange in ("peer", "collective"):
+        replay = case.make(case.mesh(4), exchange=exchange)
+        state = replay.init()
+        assert not bool(replay.can_sample(state))
+        same(to_numpy(replay.sample(state, jax.random.key(0), 16)[1]), wanted)
+
+
+def test_all_rows_on_one_device(case, same):
+    """The padded exchange then takes several turns."""
+    rows = {"number": np.arange(80, dtype=np.int32).reshape(16, 5), "vector": np.ones((16, 5, 3), np.float32)}
+    lengths = np.array([5, 4] + [0] * 14, np.int32)
+    wanted = None
+    for replay in (case.make(), case.make(case.mesh(8), exchange="collective"), case.make(case.mesh(8))):
+        state, _ = replay.add(replay.init(), rows, lengths)
+        got = to_numpy(replay.sample(state, jax.random.key(1), 64)[1])
+        wanted = got if wanted is None else wanted
+        same(got, wanted)
+
+
+def test_streams(case, same):
+    wanted = None
+    for replay in (case.make(streams=8), case.make(case.mesh(4), streams=8)):
+        state, got = replay.init(), []
+        for i in range(9):
+            step = {"number": np.arange(8, dtype=np.int32) + 10 * i, "vector": np.full((8, 3), i, np.float32)}
+            done = np.arange(8) % 4 == i % 4
+            state, handles = replay.append(state, np.arange(8, dtype=np.int32), step, done)
+            got.append(to_numpy(handles))
+        state, sample = replay.sample(state, jax.random.key(0), 16)
+        got += [to_numpy(sample), replay.stats(state)]
+        wanted = got if wanted is None else wanted
+        same(got, wanted)
+
+
+def test_stale_handles_and_rejected_priorities_are_counted_once(case, same):
+    wanted = None
+    for replay in (case.make(), case.make(case.mesh(8))):
+        state, handles = replay.add(replay.init(), *next(case.turns())[1:])
+        slot = jnp.concatenate([handles.slot, np.array([-1, -5, 64, 1000, 3], np.int32)])
+        generation = jnp.concatenate([handles.generation, np.array([0, 1, 1, 1, 9], np.uint32)])
+        priorities = np.resize(np.array([1, np.nan, 5, -1], np.float32), 21)
+        state = replay.update_priorities(state, gear.Handle(slot, generation), priorities)
+        got = to_numpy((state.priority, state.counters, state.max_priority)), replay.stats(state)
+        wanted = got if wanted is None else wanted
+        same(got, wanted)
+
+
+def test_one_compilation_for_any_number_of_calls(case):
+    replay = case.make(case.mesh(4), selector=selectors.Prioritized(alpha=0.3))
+    state, compiled = replay.init(), []
+    for i, rows, lengths, _ in case.turns():
+        state, _ = replay.add(state, rows, lengths)
+        state, sample = replay.sample(state, jax.random.key(i), 16)
+        state = replay.update_priorities(state, sample.handles, sample.weight)
+        compiled.append([f._cache_size() for f in replay._calls._compiled.values()])
+    assert compiled[1] == compiled[-1] and max(compiled[-1]) == 1, compiled
+
+
+def test_what_lies_where(case):
+    replay = case.make(case.mesh(4))
+    state = replay.init()
+    local = {x.data.shape for x in state.columns["vector"].addressable_shards}
+    assert local == {(2, 8, case.steps, 3)}
+    assert state.mass.sharding.spec == P(("replay",)) or state.mass.sharding.spec == P("replay")
+    assert state.clock.is_fully_replicated and state.max_priority.is_fully_replicated
+    size = gear.footprint(case.table, mesh=case.mesh(4), partitions=8)
+    assert size.devices == 4
+    columns = sum(size.columns.values())
+    assert sum(size.tiers.values()) == columns // 4 + -(-size.index // 4)
+    assert "exchange='peer'" in repr(replay)
