@@ -13,3 +13,12 @@ def checks() -> bool:
             "GEAR_JAX_CHECKS", got=repr(value), wanted="'0' or '1'", fix="Set GEAR_JAX_CHECKS=1 or unset it."
         )
     return value == "1"
+
+
+def timeout() -> int:
+    """`GEAR_JAX_TIMEOUT`: seconds that processes wait for each other where they must agree (300)."""
+    value = os.environ.get("GEAR_JAX_TIMEOUT", "300")
+    if not value.isdecimal() or int(value) < 1:
+        wanted = "a whole number of seconds, 1 or more"
+        raise value_error("GEAR_JAX_TIMEOUT", got=repr(value), wanted=wanted, fix="Correct or unset it.")
+    return int(value)

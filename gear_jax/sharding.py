@@ -10,6 +10,7 @@ import numpy as np
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops import Addresses
 from gear_jax.replay import Replay, ReplayState
+from gear_jax.replay._mesh import Placement
 
 __all__ = ["process_rows", "stack", "unstack"]
 
@@ -34,8 +35,8 @@ def stack(state: ReplayState, n: int) -> ReplayState:
 
     def cut(x):
         if x.shape[0] % n:
-            wanted = f"a multiple of n = {n}"
-            raise value_error("stack: state", got=f"{x.shape[0]} partitions or streams", wanted=wanted, fix="Pass a divisor.")
+            got = f"{x.shape[0]} partitions or streams"
+            raise value_error("stack: state", got=got, wanted=f"a multiple of n = {n}", fix="Pass a divisor.")
         return jnp.reshape(x, (n, x.shape[0] // n, *x.shape[1:]))
 
     def columns(x):
@@ -80,7 +81,8 @@ def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: An
       (trajectories, lengths, priorities) of A = rows * processes rows; those of one process go to its own devices.
 
     Raises:
-      ValueError: without a mesh, for more rows than `rows`, or if the process's devices do not divide them.
+      ValueError: without a mesh, for more rows than `rows`, if the process's devices do not divide them, or if another
+        process holds copies of this one's partitions (the axis that they differ in is not one of the table's).
     """
     placement = replay.placement
     if placement is None:
@@ -90,17 +92,17 @@ def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: An
         )  # fmt: skip
     lengths = np.asarray(lengths)
     a = lengths.shape[0]
-    rows = a if rows is None else rows
-    devices = len(placement.local_devices) * placement.devices // placement.mesh.size
-    if rows % max(1, devices):
-        raise value_error(
-            "process_rows: rows", got=rows, wanted=f"a multiple of this process's {devices} devices",
-            fix=f"Use rows={-(-rows // devices) * devices}.",
-        )  # fmt: skip
-    if a > rows:
-        fix = "Raise rows on all processes, or add in several calls."
-        raise value_error("process_rows: lengths", got=f"{a} rows", wanted=f"at most rows = {rows}", fix=fix)
+    room = a if rows is None else rows
     sharding = placement.sharding(placement.held)
+    devices = _places(placement, sharding)
+    if room % devices:
+        raise value_error(
+            "process_rows: rows", got=room, wanted=f"a multiple of this process's {devices} devices",
+            fix=f"Use rows={-(-room // devices) * devices}.",
+        )  # fmt: skip
+    if a > room:
+        fix = "Raise rows on all processes, or add in several calls."
+        raise value_error("process_rows: lengths", got=f"{a} rows", wanted=f"at most rows = {room}", fix=fix)
 
     def whole(x):
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -109,12 +111,29 @@ def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: An
             )
         x = np.asarray(x)
         if x.shape[:1] != (a,):
-            raise value_error("process_rows", got=f"shape {x.shape}", wanted=f"[{a}, ...], as lengths", fix="Match them.")
-        x = np.concatenate([x, np.zeros((rows - a, *x.shape[1:]), x.dtype)]) if rows > a else x
+            wanted = f"[{a}, ...], as lengths"
+            raise value_error("process_rows", got=f"shape {x.shape}", wanted=wanted, fix="Match them.")
+        x = np.concatenate([x, np.zeros((room - a, *x.shape[1:]), x.dtype)]) if room > a else x
         return jax.make_array_from_process_local_data(sharding, x)
 
     lengths = lengths.astype(np.int32) if np.issubdtype(lengths.dtype, np.integer) else lengths
     return jax.tree.map(whole, trajectories), whole(lengths), None if priorities is None else whole(priorities)
+
+
+def _places(placement: Placement, sharding: jax.sharding.NamedSharding) -> int:
+    """Over how many devices the rows of this process go."""
+    places: dict[int, set[int]] = {}
+    for device, (at,) in sharding.devices_indices_map((placement.devices,)).items():
+        places.setdefault(device.process_index, set()).add(at.start or 0)
+    mine = places.pop(jax.process_index(), set())
+    copies = sorted(p for p, held in places.items() if held & mine)
+    if copies or not mine:
+        got = f"process(es) {copies} with copies of this one's partitions" if mine else "a mesh without this process"
+        raise value_error(
+            "process_rows: replay", got=got, wanted="a table of which each process holds a part of its own",
+            fix=f"Write make_replay(..., axis={tuple(placement.mesh.shape)}), or give all the same global rows to add.",
+        )  # fmt: skip
+    return len(mine)
 
 
 def _is_addresses(x: Any) -> bool:

@@ -64,7 +64,7 @@ class Calls:
                 state = state.replace(selector=jax.tree.map(lambda x: x[None], state.selector))
             return state
 
-        return placement.run(local, PartitionSpec(), self._state_spec())(key)
+        return placement.run(local, (PartitionSpec(),), self._state_spec())(key)
 
     def compiled_init(self, name: str, function: Callable) -> Callable:
         """The same, compiled."""
@@ -140,9 +140,8 @@ class Calls:
             full = [x if layout is None else next(rest) for x, layout in zip(args, layouts, strict=True)]
             return function(self._local(), state, *full)
 
-        result = {"sample": placement.sample(), "update_priorities": ()}.get(
-            name, Handle(placement.held, placement.held)
-        )
+        held: Any = placement.held
+        result = {"sample": placement.sample(), "update_priorities": ()}.get(name, Handle(held, held))
         whole = self._state_spec()
         run = placement.run(local, (whole, *(spec for _, spec in arrays)), (whole, result))
         return run(state, *(x for x, _ in arrays))

@@ -11,7 +11,7 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import Queue, check_depth
 from gear_jax.ops._place import check_memory, default_device, memory_kind, tracing
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _append, _insert, _memory, _mesh, _sample, _state, _statistics
+from gear_jax.replay import _append, _insert, _memory, _mesh, _processes, _sample, _state, _statistics
 from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
 from gear_jax.replay._device import DeviceReplay
@@ -151,14 +151,16 @@ class Replay:
         Raises:
           MemoryError: if columns in `pinned_host` do not fit XLA's pool of page-locked memory, or the host's memory;
             it names the environment variable and its value.
-          RuntimeError: if this build has no handlers for jax's default backend, or its driver is too old.
+          RuntimeError: if this build has no handlers for jax's default backend, or its driver is too old; over several
+            processes, on all of them, if they have not made the same table or not been given the same key, or if one
+            does not come within `GEAR_JAX_TIMEOUT` seconds (300).
         """
         key = jax.random.key(0) if key is None else _sample.check_key(key)
         ops.check_platform()
         if traced(key) or tracing():
             return self._calls.init(_state.init, key)
         if self.placement is not None:
-            _mesh.check_agreement(self.config, self.placement)
+            _processes.check_agreement(self.config, self.placement, key)
         # On a CPU it is all one memory, and what a program makes there stays where it is.
         cpu = self.placement is not None and self.placement.mesh.devices.flat[0].platform == "cpu"
         if cpu or memory_kind(self.config.memory) == "device":

@@ -1,16 +1,14 @@
 """A table over the devices of a mesh: who holds what, and the functions of one device run on all of them."""
 
 import dataclasses
-import hashlib
+import functools
 import math
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gear_jax._errors import message, type_error, value_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
 EXCHANGES = ("peer", "collective")
@@ -65,7 +63,8 @@ class Placement:
 
     def state(self, streams: bool, selector: PartitionSpec) -> ReplayState:
         """The specs of a state."""
-        held, all_have = self.held, PartitionSpec()
+        held: Any = self.held
+        all_have: Any = PartitionSpec()
         return ReplayState(
             columns=held, length=held, generation=held, sequence=held, priority=held, mass=held, sums=held,
             max_priority=all_have, cursor=held, counters=held, clock=all_have, selector=selector,
@@ -74,15 +73,32 @@ class Placement:
 
     def sample(self) -> Sample:
         """The specs of a batch."""
-        b = self.batch
+        b: Any = self.batch
         return Sample(b, b, Handle(b, b), b, b, b, b, b)
 
-    def run(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+    def run(self, function: Any, in_specs: tuple[Any, ...], out_specs: Any) -> Any:
         """A function of global arrays, from one of a device's."""
         # check_vma: what is the same on all devices is made so by collectives that it would not follow (`_axis`).
-        return jax.shard_map(
+        mapped = jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(self.axis), check_vma=False
         )
+        if AxisType.Explicit not in self.mesh.axis_types:
+            return mapped
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        lay = lambda spec, tree: jax.tree.map(functools.partial(self._laid, spec), tree)  # noqa: E731
+        return lambda *args: mapped(*jax.tree.map(lay, in_specs, args, is_leaf=is_spec))
+
+    def _laid(self, spec: PartitionSpec, x: Any) -> Any:
+        """An array that lies as the spec says. Explicit axes want that of us; for automatic ones XLA sees to it."""
+        return x if _short(jax.typeof(x).sharding.spec) == _short(spec) else jax.reshard(x, self.sharding(spec))
+
+
+def _short(spec: PartitionSpec) -> list[Any]:
+    """A spec without what may be left out of it."""
+    names = [name[0] if isinstance(name, tuple) and len(name) == 1 else name for name in spec]
+    while names and names[-1] is None:
+        names.pop()
+    return names
 
 
 def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory: str | None) -> Placement:
@@ -132,24 +148,6 @@ def _no_peers(mesh: Mesh, memory: str) -> str | None:
     if mesh.devices.flat[0].platform != "cpu" and memory != "pinned_host":
         return f"columns in memory {memory!r} are no other device's to read"
     return None
-
-
-def check_agreement(config: Any, placement: Placement) -> None:
-    """Raises a RuntimeError, on all processes, if they have not all been given the same table."""
-    if len({d.process_index for d in placement.mesh.devices.flat}) == 1:
-        return
-    text = f"{config} {placement.axis} {placement.batch_axis} {placement.exchange} {dict(placement.mesh.shape)}"
-    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
-    everyone = np.asarray(multihost_utils.process_allgather(digest))
-    others = [i for i, x in enumerate(everyone) if not np.array_equal(x, everyone[0])]
-    if others:
-        raise RuntimeError(
-            message(
-                "make_replay", got=f"another table on process(es) {others} than on process 0",
-                wanted="the same on all of them",
-                fix=f"Compare what each passes; this process, {jax.process_index()}, has {text}.",
-            )  # fmt: skip
-        )
 
 
 def broadcast(prefix: Any, tree: Any) -> Any:

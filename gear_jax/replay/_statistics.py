@@ -1,9 +1,12 @@
 """What a state says of its table, in Python numbers."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
+from gear_jax.replay import _processes
 from gear_jax.replay._state import Counter, ReplayState
 
 
@@ -13,7 +16,7 @@ def of_state(capacity: int, state: ReplayState) -> dict[str, int | float]:
     if state.streams is not None:
         numbers["open_streams"] = sum(int((x >= 0).sum()) for x in _own(state.streams.slot))
     if isinstance(state.length, jax.Array) and not state.length.is_fully_addressable:
-        numbers = dict(zip(numbers, _over_processes(list(numbers.values())), strict=True))
+        numbers = _over_processes(state.length.sharding.device_set, numbers)
     return {**numbers, "capacity": capacity, "max_priority": float(_own(state.max_priority)[0].max())}
 
 
@@ -47,7 +50,7 @@ def _own(x: jax.Array | np.ndarray) -> list[np.ndarray]:
     return [np.asarray(s.data) for s in x.addressable_shards if s.replica_id == 0]
 
 
-def _over_processes(numbers: list[int]) -> list[int]:
-    words = np.array([[n >> 32, n & 0xFFFFFFFF] for n in numbers], np.uint32)
-    everyone = np.asarray(multihost_utils.process_allgather(words))
-    return [int64(everyone[:, i]) for i in range(len(numbers))]
+def _over_processes(devices: Iterable[Any], numbers: dict[str, int]) -> dict[str, int]:
+    words = np.array([[n >> 32, n & 0xFFFFFFFF] for n in numbers.values()], np.uint32)
+    everyone = _processes.share(devices, words)
+    return {name: int64(everyone[:, i]) for i, name in enumerate(numbers)}
