@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import optax
 from _model import DecisionTransformer, ModelConfig
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
-from gear_jax.flax import NNXReplay
+from gear_jax.flax import NNXReplay, ReplayVariable
 
 ACTION_DROPOUT = 0.5
 AVERAGE_DECAY = 0.998
@@ -67,9 +68,14 @@ class Learner(nnx.Module):
         self.rngs = nnx.Rngs(seed)
         started = table.sample_start(self.batch, key=self.rngs.sample()) if options.overlap else None
         self.pending = None if started is None else nnx.Variable(started)
-        # A program with a table in pinned memory gives back arrays that are committed to their device; what goes into
-        # the first call must be so too, or the second one compiles again.
-        nnx.update(self, jax.tree.map(lambda x: jax.device_put(x, x.sharding), nnx.state(self)))
+        # A program with a table in pinned memory, or over a mesh, gives back arrays that are committed to devices; what
+        # goes into the first call must be so too, or the second one compiles again.
+        mesh = None if table.replay.placement is None else table.replay.placement.mesh
+        if mesh is None:
+            nnx.update(self, jax.tree.map(lambda x: jax.device_put(x, x.sharding), nnx.state(self)))
+        else:  # every device has all but the table
+            rest = nnx.state(self, nnx.Not(ReplayVariable))
+            nnx.update(self, jax.device_put(rest, NamedSharding(mesh, PartitionSpec())))
 
     @property
     def parameters(self) -> int:

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 import jax
+from _devices import first_devices
 from _policies import EPISODES
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -29,13 +30,25 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     first.add_argument(
         "--preset", choices=("auto", *PRESETS), default="auto", help="defaults for such a machine; auto: for this one"
     )
-    preset = first.parse_known_args(arguments)[0].preset
+    first.add_argument(
+        "--devices", type=int, help="train data-parallel on so many, the table spread over them; None: on one"
+    )
+    early = first.parse_known_args(arguments)[0]
+    # Before anything asks JAX for its devices.
+    devices = None if early.devices is None else first_devices(first, early.devices)
+    preset = early.preset
     if preset == "auto":
         preset = "gpu" if jax.default_backend() == "gpu" else "cpu"
     parser = _parser(first, preset)
     parser.set_defaults(**PRESETS[preset])
+    if devices is not None:
+        parser.set_defaults(overlap=False)
     options = parser.parse_args(arguments)
-    options.preset = preset
+    options.preset, options.devices = preset, devices
+    if devices is not None and options.overlap:
+        parser.error("--overlap: got it with --devices, wanted one or the other")
+    if devices is not None and options.batch % len(devices):
+        parser.error(f"--batch: got {options.batch}, wanted a multiple of --devices {len(devices)}")
     for name in ("steps", "evaluate_every"):
         value, flag = getattr(options, name), f"--{name.replace('_', '-')}"
         if value < 1 or value % options.chunk:

@@ -47,6 +47,7 @@ class Size(NamedTuple):
       sample_bytes: of a batch, masks included.
       table_bytes: of the columns.
       memory: memory kind of the columns.
+      devices: that the table is spread over, and the batch.
     """
 
     parameters: int
@@ -56,6 +57,7 @@ class Size(NamedTuple):
     sample_bytes: int
     table_bytes: int
     memory: str
+    devices: int = 1
 
 
 def table_of(task: Task, results: list[Result], size: Size) -> str:
@@ -90,7 +92,7 @@ def _costs(results: list[Result], size: Size) -> list[tuple[str, str]]:
     gathered = size.sample_bytes
     rows = [
         ("parameters", f"{size.parameters:,}  (float32; blocks compute in {size.compute})"),
-        ("table", f"{_scaled(size.table_bytes)}B in {size.memory} memory"),
+        ("table", f"{_scaled(size.table_bytes)}B in {size.memory} memory{_over(size.devices)}"),
         ("batch", f"{size.batch} windows of {size.context} steps, {_scaled(gathered)}B"),
         ("train step", f"{step * 1e3:.2f} ms  ({1 / step:,.1f} a second)"),
     ]
@@ -106,6 +108,10 @@ def _costs(results: list[Result], size: Size) -> list[tuple[str, str]]:
         ("gathered", f"{_scaled(gathered / step)}B/s in training, {_scaled(gathered / sample)}B/s by sampling alone"),
         ("share of a step spent in replay", f"{sample / step:.2%}  ({sample * 1e6:.0f} µs of {step * 1e3:.1f} ms)"),
     ]
+
+
+def _over(devices: int) -> str:
+    return "" if devices == 1 else f", over {devices} devices"
 
 
 def _scaled(number: float) -> str:

@@ -3,16 +3,20 @@
     python examples/decision_transformer.py                # one seed, at the size that suits the machine
     python examples/decision_transformer.py --seeds 3      # the spread over seeds
     python examples/decision_transformer.py --preset cpu   # the small job, on any machine
+    python examples/decision_transformer.py --devices 4    # data-parallel, the table spread over 4 devices
 
 Records the dataset (once), loads it into a table, and trains. The table is part of the learner: sampling, forward and
 backward pass and the update are one jitted program that scans over steps, with everything donated. On a GPU the table
 stays in the host's memory, and each sample is fetched beside the train step before it. Then the policy is asked for the
-best return of the dataset and swims in a batch of environments. See examples/README.md.
+best return of the dataset and swims in a batch of environments. With `--devices` each device holds a part of the table
+and learns from its part of every batch. See examples/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +28,7 @@ from _learner import Learner, Task, train, train_on
 from _options import parse
 from _player import Player
 from _report import ASKED, Result, Size, plot, table_of
+from jax.sharding import Mesh, PartitionSpec
 from record_dataset import record
 from tqdm import tqdm
 
@@ -37,6 +42,12 @@ def load(options: argparse.Namespace) -> tuple[NNXReplay, Task]:
     """Records the dataset unless it is there, and loads it into a table."""
     folder = record(options.datasets, episodes=options.episodes, seed=options.recording_seed, overwrite=True)
     spec = gear.datasets.table_spec(folder, columns={name: name for name in COLUMNS})
+    mesh = None
+    if options.devices is not None:
+        mesh = Mesh(np.array(options.devices), ("replay",))
+        # As many slots for each device, and as many for each of the table's partitions.
+        partitions = -(-8 // mesh.size) * mesh.size
+        spec = dataclasses.replace(spec, capacity=-(-spec.capacity // partitions) * partitions)
     replay = gear.make_replay(
         spec,
         # Good episodes are drawn more often. That is meant, so the loss takes no importance weights.
@@ -44,23 +55,38 @@ def load(options: argparse.Namespace) -> tuple[NNXReplay, Task]:
         # The step t and the K - 1 before it; near the start, padding comes first.
         windows=gear.Window(offset=1 - options.context, length=options.context, pad="head"),
         memory=options.memory,
+        mesh=mesh,
     )
     table = NNXReplay(replay)
     state, summary = gear.datasets.load(
         replay, table(), folder, priority=lambda episode: max(episode.episode_return, 1.0)
     )
-    mean, std = jax.jit(moments)(state.columns["observation"], state.length)
+    measure = moments
+    if mesh is not None:
+        held, everywhere = PartitionSpec("replay"), PartitionSpec()
+        measure = functools.partial(moments, axis="replay")
+        measure = jax.shard_map(measure, mesh=mesh, in_specs=held, out_specs=everywhere, check_vma=False)
+    mean, std = jax.jit(measure)(state.columns["observation"], state.length)
     table.state.set_value(state)
     return table, Task(summary.mean_return, summary.best_return, mean, std)
 
 
-def moments(column: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and standard deviation over all steps of a column, `[P, S, T, size]`, given lengths `[P, S]`."""
+def moments(column: jax.Array, length: jax.Array, axis: str | None = None) -> tuple[jax.Array, jax.Array]:
+    """Mean and standard deviation over all steps of a column, `[P, S, T, size]`, given lengths `[P, S]`.
+
+    With `axis`, those of one device of several; the result is that of all.
+    """
+
+    def total(x: jax.Array) -> jax.Array:
+        x = jnp.sum(x, axis=(0, 1), where=mask[..., None])
+        return x if axis is None else jax.lax.psum(x, axis)
+
     # Nothing but a gather reads a column that lies in the host's memory.
     slots = jnp.arange(length.size, dtype=jnp.int32)
     steps, mask, _ = gear.ops.gather(column, slots, jnp.zeros_like(slots), length.reshape(-1))
-    mean = jnp.mean(steps, axis=(0, 1), where=mask[..., None])
-    return mean, jnp.std(steps, axis=(0, 1), where=mask[..., None]) + 1e-6
+    count = total(jnp.ones_like(steps))
+    mean = total(steps) / count
+    return mean, jnp.sqrt(total((steps - mean) ** 2) / count) + 1e-6
 
 
 def train_seed(table: NNXReplay, task: Task, options: argparse.Namespace, seed: int) -> tuple[Result, Size]:
@@ -151,6 +177,7 @@ def size_of(learner: Learner, options: argparse.Namespace) -> Size:
         sample_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((sample.data, sample.mask))),
         table_bytes=sum(x.nbytes for x in columns),
         memory=" and ".join(sorted({x.sharding.memory_kind for x in columns})),
+        devices=len(columns[0].sharding.device_set),
     )
 
 

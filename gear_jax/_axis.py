@@ -64,6 +64,4 @@ def combine(tree: Any, axis: Axis) -> Any:
     if not names(axis) or not leaves:
         return tree
     words = total(jnp.stack([jax.lax.bitcast_convert_type(x, jnp.uint32) for x in leaves]), axis)
-    return structure.unflatten(
-        [jax.lax.bitcast_convert_type(w, x.dtype) for w, x in zip(words, leaves, strict=True)]
-    )
+    return structure.unflatten([jax.lax.bitcast_convert_type(w, x.dtype) for w, x in zip(words, leaves, strict=True)])

@@ -1,21 +1,23 @@
 """Tables over several devices and processes: what goes beside `make_replay(mesh=...)`."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gear_jax import external
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops import Addresses
 from gear_jax.replay import Replay, ReplayState
 from gear_jax.replay._mesh import Placement
 
-__all__ = ["process_rows", "stack", "unstack"]
-
-# What is not cut along the partitions or the streams: every device has it.
-_WHOLE = ("max_priority", "clock", "selector")
+__all__ = ["lend", "process_rows", "stack", "take_back", "unstack"]
 
 
 def stack(state: ReplayState, n: int) -> ReplayState:
@@ -23,44 +25,80 @@ def stack(state: ReplayState, n: int) -> ReplayState:
 
     Args:
       state: of the whole table, P partitions; on one device, or over a mesh of n. Its columns may be `Addresses` of n
-        shards (`gear_jax.external.addresses` of columns over a mesh), which stay what they are.
+        shards (`gear_jax.external.addresses` of columns over a mesh), which stay what they are; arrays are copied.
       n: devices; must divide P and N.
 
     Returns:
-      Leaves `[n, P / n, ...]`; `[n, ...]` of what every device has.
+      Leaves `[n, P / n, ...]`; `[n, ...]` of what every device has. Of a state over a mesh of n devices each has its
+      own already; give pmap the same ones in the same order (`jax.pmap(..., devices=list(mesh.devices.flat))`).
 
     Raises:
       ValueError: if n does not divide P or N.
     """
-
-    def cut(x):
-        if x.shape[0] % n:
-            got = f"{x.shape[0]} partitions or streams"
-            raise value_error("stack: state", got=got, wanted=f"a multiple of n = {n}", fix="Pass a divisor.")
-        return jnp.reshape(x, (n, x.shape[0] // n, *x.shape[1:]))
-
-    def columns(x):
-        return jax.tree.map(lambda c: c if isinstance(c, Addresses) else cut(c), x, is_leaf=_is_addresses)
-
-    ticket = jnp.zeros((n, 1), jnp.int32)
-    repeat = lambda x: jnp.broadcast_to(x[None], (n, *x.shape))  # noqa: E731
-    return _by_field(state, columns, cut, repeat).replace(ticket=ticket)
+    devices = _holders(state)
+    if len(devices) == n and isinstance(state.length.sharding, NamedSharding):
+        return _placed(devices, _selects_apart(state))(state)
+    return _stack(state, n, apart=False)
 
 
 def unstack(stacked: ReplayState) -> ReplayState:
-    """The state of the whole table out of those of its n devices: the opposite of `stack`.
+    """The state of the whole table, of a replay without a mesh, out of those of n devices: the opposite of `stack`.
 
-    Columns that are `Addresses` stay: put the columns themselves in their place,
-    `unstack(stacked).replace(columns=state.columns)`.
+    For a replay over a mesh, `lend` and `take_back`. Columns that are `Addresses` stay: put the columns themselves in
+    their place, `unstack(stacked).replace(columns=state.columns)`.
     """
+    return _unstack(stacked, apart=False).replace(ticket=jnp.zeros((1,), jnp.int32))
 
-    def join(x):
-        return jnp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
 
-    def columns(x):
-        return jax.tree.map(lambda c: c if isinstance(c, Addresses) else join(c), x, is_leaf=_is_addresses)
+def lend(state: ReplayState, columns: Any = None) -> tuple[ReplayState, Any]:
+    """A state as pmapped programs take it that read its columns by address; the columns stay where they are.
 
-    return _by_field(stacked, columns, join, lambda x: x[0]).replace(ticket=jnp.zeros((1,), jnp.int32))
+        index, columns = lend(state)
+        index, ... = step(index, columns, ...)  # jax.pmap(..., donate_argnums=0); as often as you like
+        state, handles = replay.add(take_back(state, index), ...)
+        index, columns = lend(state, columns)
+
+    In the step, `index.replace(columns=columns)` is the state that the functions of `Replay.per_device` take; return it
+    `.replace(columns=None)`. Till `take_back` nothing else may be done with the state.
+
+    Args:
+      state: of a replay over a mesh of n devices; outside jit. On a GPU its columns lie in `pinned_host`.
+      columns: those of the last `lend`, where `Replay.add` or `append` have written the columns in place since: they
+        are renewed (`gear_jax.external.renew`), and nobody waits. None: the first time.
+
+    Returns:
+      The states of n devices, stacked, without columns; and the columns' tree of `Addresses`, of n shards.
+
+    Raises:
+      TypeError, ValueError: as `gear_jax.external.addresses` and `renew`, or for a table over several processes.
+    """
+    devices = _holders(state)
+    if len({device.process_index for device in devices}) > 1:
+        raise value_error(
+            "lend: state", got="a table over several processes", wanted="one over the devices of this process",
+            fix="Use jax.jit, or jax.shard_map over the mesh: they take the columns themselves.",
+        )  # fmt: skip
+    if columns is None:
+        columns = jax.tree.map(lambda x: _of_shards(external.addresses(x), devices), state.columns)
+    else:
+        columns = jax.tree.map(external.renew, columns, state.columns, is_leaf=_is_addresses)
+    return stack(state.replace(columns=None), state.ticket.shape[0]), columns
+
+
+def take_back(state: ReplayState, index: ReplayState) -> ReplayState:
+    """The state after pmapped programs: the opposite of `lend`.
+
+    Args:
+      state: the one that was lent.
+      index: what the last of the programs returned.
+
+    Returns:
+      The next state, with the columns of the one that was lent, and lying as that does.
+    """
+    shardings = jax.tree.map(lambda x: x.sharding, state.replace(columns=None))
+    leaves, tree = jax.tree.flatten(shardings)
+    join = _joined(tree, tuple(leaves), _selects_apart(state))
+    return join(index.replace(columns=None)).replace(columns=state.columns)
 
 
 def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: Any = None, rows: int | None = None):
@@ -91,7 +129,7 @@ def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: An
             fix="Give the rows to add as they are.",
         )  # fmt: skip
     lengths = np.asarray(lengths)
-    a = lengths.shape[0]
+    a = int(lengths.shape[0])
     room = a if rows is None else rows
     sharding = placement.sharding(placement.held)
     devices = _places(placement, sharding)
@@ -140,11 +178,79 @@ def _is_addresses(x: Any) -> bool:
     return isinstance(x, Addresses)
 
 
-def _by_field(state: ReplayState, columns: Callable, held: Callable, whole: Callable) -> ReplayState:
+def _of_shards(x: Addresses, devices: tuple[Any, ...]) -> Addresses:
+    """`uint32[n, 4]`, where pmap takes them."""
+    return dataclasses.replace(x, words=jax.device_put(jnp.reshape(x.words, (len(devices), -1)), _mapped(devices)))
+
+
+def _mapped(devices: tuple[Any, ...]) -> NamedSharding:
+    """Of what `jax.pmap` over `devices` maps over."""
+    return NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
+
+
+def _holders(state: ReplayState) -> tuple[Any, ...]:
+    """The devices that hold a state, in the order of their partitions; none in a program."""
+    x = state.length
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+        return ()
+    first = {}
+    for device, (rows, *_) in x.sharding.devices_indices_map(x.shape).items():
+        first.setdefault(rows.start or 0, device)
+    return tuple(first[start] for start in sorted(first))
+
+
+def _selects_apart(state: ReplayState) -> bool:
+    """Whether each device of a state over a mesh has a selector's state of its own."""
+    return any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(state.selector))
+
+
+@functools.lru_cache(maxsize=16)
+def _placed(devices: tuple[Any, ...], apart: bool) -> Callable[[ReplayState], ReplayState]:
+    """`stack`, compiled: each device gets what pmap will have it take."""
+    return jax.jit(functools.partial(_stack, n=len(devices), apart=apart), out_shardings=_mapped(devices))
+
+
+@functools.lru_cache(maxsize=16)
+def _joined(tree: Any, shardings: tuple[Any, ...], apart: bool) -> Callable[[ReplayState], ReplayState]:
+    """`unstack` for a mesh, compiled: the result lies as `shardings` say."""
+    return jax.jit(functools.partial(_unstack, apart=apart), out_shardings=tree.unflatten(shardings))
+
+
+def _stack(state: ReplayState, n: int, apart: bool) -> ReplayState:
+    """`apart`: the selector's state is that of each device already."""
+
+    def cut(x):
+        if x.shape[0] % n:
+            got = f"{x.shape[0]} partitions or streams"
+            raise value_error("stack: state", got=got, wanted=f"a multiple of n = {n}", fix="Pass a divisor.")
+        return jnp.reshape(x, (n, x.shape[0] // n, *x.shape[1:]))
+
+    def repeat(x):
+        return jnp.broadcast_to(x[None], (n, *x.shape))
+
+    return _by_field(state, cut, repeat, cut if apart else repeat).replace(ticket=jnp.zeros((n, 1), jnp.int32))
+
+
+def _unstack(stacked: ReplayState, apart: bool) -> ReplayState:
+    """The opposite, with a ticket for each device."""
+
+    def join(x):
+        return jnp.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
+
+    def first(x):
+        return x[0]
+
+    return _by_field(stacked, join, first, join if apart else first).replace(ticket=join(stacked.ticket))
+
+
+def _by_field(state: ReplayState, held: Callable, whole: Callable, selector: Callable) -> ReplayState:
+    """Maps what is cut along the partitions or streams, what every device has, and the selector's state."""
     fields = {}
     for name in state.__dataclass_fields__:
-        x = getattr(state, name)
         if name == "ticket":  # each device has its own, always 0
             continue
-        fields[name] = columns(x) if name == "columns" else jax.tree.map(whole if name in _WHOLE else held, x)
+        function = {"max_priority": whole, "clock": whole, "selector": selector}.get(name, held)
+        fields[name] = jax.tree.map(
+            lambda x, f=function: x if isinstance(x, Addresses) else f(x), getattr(state, name), is_leaf=_is_addresses
+        )
     return state.replace(**fields)

@@ -83,7 +83,7 @@ def load(
     if chunk is not None and chunk < 1:
         raise value_error("chunk", got=chunk, wanted="at least 1", fix="Pass None for a chunk of about 8 MiB.")
     replay.stats(state)  # refuses a consumed state, and what is none, before anything is read
-    check_table("load", replay.config, state)
+    check_table("load", replay.config, state, 1 if replay.placement is None else replay.placement.devices)
     source = open_source(source)
     binding = bind(replay.config.table.columns, columns)
     derived = [n for n in DERIVED_COLUMNS if n in binding.sources and (return_to_go or n != "return_to_go")]

@@ -90,8 +90,8 @@ def gather(
         stays free for other work. None: 12 for columns in host memory, which fill a PCIe link, all for others.
       engine: what moves the data on a GPU: "kernel", or "copy": the copy engines, which take no multiprocessor. They
         need a call outside of programs, columns in `pinned_host`, slots, starts and lengths in NumPy, which the host
-        can read, and a driver for CUDA 12.8. "auto": where that is so, large batches of large windows go by the copy engines,
-        others by a kernel; else all by a kernel. `gear_jax.ops.stats()` says what was used. Static.
+        can read, and a driver for CUDA 12.8. "auto": where that is so, large batches of large windows go by the copy
+        engines, others by a kernel; else all by a kernel. `gear_jax.ops.stats()` says what was used. Static.
 
     Returns:
       (data, mask, ticket): trees like `columns` with leaves `[B, W, *shape]` and `bool[B, W]`, and a ticket `int32[1]`

@@ -147,7 +147,7 @@ def check_devices(partitions: int, streams: int, n: int) -> None:
 def make_config(
     table, selector, windows, anchor, memory, partitions, selection, eviction, streams, devices: int = 0
 ) -> Config:
-    """Checks the arguments of `make_replay` and fills in what they leave open. `devices`: of a mesh; 0: there is none."""
+    """Checks the arguments of `make_replay` and fills in what they leave open. `devices`: of a mesh; 0 without one."""
     if not isinstance(table, TableSpec):
         raise type_error(
             "table", got=type(table).__name__, wanted="a TableSpec", fix="Write gear_jax.TableSpec(columns=...)."

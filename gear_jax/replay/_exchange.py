@@ -21,7 +21,6 @@ from gear_jax import _axis, ops
 from gear_jax.replay._config import Config, check_divides
 from gear_jax.windows import visible
 
-
 _PIECES = 64
 
 

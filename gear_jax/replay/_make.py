@@ -54,9 +54,9 @@ def make_replay(
         processes make the same replay, and call the same functions in the same order.
       axis: the axis, or axes, of the mesh that the partitions are cut along; over the others they are repeated.
       batch_axis: which of them a batch is cut along; over the others of them it is repeated. None: the first.
-      partitions: P, logical shards; None: 1 without a mesh, else the least multiple of n (the devices of `axis`) that is
-        8 or more. Must divide the capacity, and n must divide it. What is drawn, and where rows go, depends on P alone,
-        not on n.
+      partitions: P, logical shards; None: 1 without a mesh, else the least multiple of n (the devices of `axis`) that
+        is 8 or more. Must divide the capacity, and n must divide it. What is drawn, and where rows go, depends on P
+        alone, not on n.
       selection: "centralized": a sample is drawn from the table as a whole, the same for every n. "decentralized": each
         device draws B / n rows from its own partitions, and nothing but a few numbers crosses between devices;
         `Sample.probability` is then that on the device over n, and a device with nothing to draw gives rows that are
@@ -65,8 +65,8 @@ def make_replay(
       streams: N, the streams of `Replay.append`.
       donate: whether calls outside jit consume the state. False keeps it, at the price of a copy of the table.
       exchange: how a device gets the rows of its part of a batch that other devices hold, with centralized selection.
-        "peer": it reads them where they are, in one gather; the devices must be of one process and, if GPUs, the columns
-        in `pinned_host`. "collective": an all-to-all, in which only the rows travel. None: "peer" where it can be had.
+        "peer": it reads them where they are, in one gather; the devices must be of one process and, if GPUs, the
+        columns in `pinned_host`. "collective": an all-to-all of the rows. None: "peer" where it can be had.
         `Replay.exchange` says which.
 
     Raises:
@@ -191,14 +191,14 @@ class Replay:
     def shardings(self, state: ReplayState) -> ReplayState:
         """How the state of a replay over a mesh lies there: a tree like `state` of `NamedSharding`s.
 
-        For `jax.device_put` of a state that comes from elsewhere, and for `in_shardings` and `out_shardings` of one's own.
+        For `jax.device_put` of a state that comes from elsewhere, and for `in_shardings` and `out_shardings`.
 
         Raises:
           ValueError: without a mesh.
         """
         if self.placement is None:
             raise value_error(
-                "shardings", got="a replay without a mesh", wanted="make_replay(..., mesh=mesh)", fix="Use place instead."
+                "shardings", got="a replay without a mesh", wanted="make_replay(..., mesh=mesh)", fix="Use place."
             )
         return _mesh.broadcast(self._calls.shardings(), state)
 

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from gear_jax import _axis
 from gear_jax._errors import type_error, value_error
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
@@ -82,23 +84,29 @@ class Placement:
         mapped = jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(self.axis), check_vma=False
         )
-        if AxisType.Explicit not in self.mesh.axis_types:
-            return mapped
-        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-        lay = lambda spec, tree: jax.tree.map(functools.partial(self._laid, spec), tree)  # noqa: E731
-        return lambda *args: mapped(*jax.tree.map(lay, in_specs, args, is_leaf=is_spec))
-
-    def _laid(self, spec: PartitionSpec, x: Any) -> Any:
-        """An array that lies as the spec says. Explicit axes want that of us; for automatic ones XLA sees to it."""
-        return x if _short(jax.typeof(x).sharding.spec) == _short(spec) else jax.reshard(x, self.sharding(spec))
+        explicit = {
+            name for name, kind in zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+            if kind == AxisType.Explicit
+        }  # fmt: skip
+        if not explicit:
+            return mapped  # XLA moves what lies otherwise
+        return lambda *args: mapped(*_laid_out(self.mesh, explicit, args, in_specs))
 
 
-def _short(spec: PartitionSpec) -> list[Any]:
-    """A spec without what may be left out of it."""
-    names = [name[0] if isinstance(name, tuple) and len(name) == 1 else name for name in spec]
-    while names and names[-1] is None:
-        names.pop()
-    return names
+def _laid_out(mesh: Mesh, explicit: set[str], args: Any, specs: Any) -> Any:
+    """Arguments moved to lie as `specs`, a tree prefix, say along the explicit axes of a mesh."""
+
+    def lay(spec: PartitionSpec, tree: Any) -> Any:
+        kept = [tuple(name for name in _axis.names(names) if name in explicit) or None for names in spec]
+        return jax.tree.map(functools.partial(move, kept), tree)
+
+    def move(kept: list[Any], x: Any) -> Any:
+        x = jnp.asarray(x)
+        to = NamedSharding(mesh, PartitionSpec(*kept, *(None,) * (x.ndim - len(kept))))
+        now = jax.typeof(x).sharding
+        return x if now.mesh.axis_names == mesh.axis_names and now.spec == to.spec else jax.reshard(x, to)
+
+    return jax.tree.map(lay, specs, args, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory: str | None) -> Placement:
@@ -123,7 +131,10 @@ def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory:
     batch_axis = names[0] if batch_axis is None else batch_axis
     if batch_axis not in names:
         raise value_error(
-            "batch_axis", got=repr(batch_axis), wanted=f"one of axis, {names}", fix="Leave it out for the first of them."
+            "batch_axis",
+            got=repr(batch_axis),
+            wanted=f"one of axis, {names}",
+            fix="Leave it out: the first of them.",
         )
     if exchange is not None:
         check_exchange(exchange)

@@ -29,6 +29,7 @@ DTYPES = (
 # Those that need `jax_enable_x64`.
 X64_DTYPES = ("int64", "uint64", "float64", "complex128")
 
+
 def dtype_of(name: str) -> np.dtype:
     """The NumPy dtype of a name in `DTYPES` or `X64_DTYPES`."""
     return np.dtype(getattr(jnp, name if name != "bool" else "bool_"))

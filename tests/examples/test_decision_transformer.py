@@ -1,5 +1,6 @@
 """The main job, small: the command from recording to learning curve, and how it reads a table."""
 
+import functools
 import pathlib
 import re
 import subprocess
@@ -55,6 +56,25 @@ def test_the_command(command):
     done = command("--preset", "cpu")
     assert "compute in float32" in done.stdout and "8 windows of 16 steps" in done.stdout
     assert "fixed batch" not in done.stdout + done.stderr
+
+
+@pytest.mark.devices(4)
+def test_the_command_on_several_devices(command):
+    done = command("--preset", "cpu", "--devices", "4", "--memory", "pinned_host")
+    assert re.search(r"table +[\d.]+ kB in pinned_host memory, over 4 devices\n", done.stdout)
+
+
+@pytest.mark.devices(4)
+def test_moments_of_a_table_over_devices(main, memory):
+    column = np.random.default_rng(0).normal(size=(4, 3, 5, 2)).astype(np.float32)
+    length = np.array([[5, 0, 2]] * 4, np.int32)
+    mesh, held = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("replay",)), jax.sharding.PartitionSpec("replay")
+    place = jax.sharding.NamedSharding(mesh, held, memory_kind=memory)
+    whole, measure = jax.sharding.PartitionSpec(), functools.partial(main.moments, axis="replay")
+    measure = jax.shard_map(measure, mesh=mesh, in_specs=held, out_specs=whole, check_vma=False)
+    wanted = jax.jit(main.moments)(column, length)
+    for got, want in zip(jax.jit(measure)(jax.device_put(column, place), length), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_the_command_as_on_a_gpu(command):

@@ -6,43 +6,13 @@ import pytest
 from flax import nnx
 
 import gear_jax as gear
-from gear_jax.flax import NNXReplay
 
-T, OBSERVATION, ACTION, BATCH = 30, 8, 2, 4
+T, OBSERVATION, ACTION, BATCH = 30, 8, 2, 4  # as `make_learner` has them
 
 
 @pytest.fixture
 def module(example):
     return example("_learner")
-
-
-@pytest.fixture
-def make_learner(example, module):
-    def make(*arguments, memory="device", seed=0):
-        given = ["--preset", "cpu", "--batch", str(BATCH), "--context", "20", "--width", "16", "--layers", "1"]
-        given += ["--chunk", "2", "--steps", "4", "--evaluate-every", "2", *arguments]
-        options = example("_options").parse(given)
-        columns = {
-            "observation": gear.ColumnSpec((OBSERVATION,), np.float32),
-            "action": gear.ColumnSpec((ACTION,), np.float32),
-            "return_to_go": gear.ColumnSpec((), np.float32),
-            "timestep": gear.ColumnSpec((), np.int32),
-        }
-        window = gear.Window(offset=1 - options.context, length=options.context)
-        spec = gear.TableSpec(columns, T, capacity=6)
-        table = NNXReplay(gear.make_replay(spec, windows=window, memory=memory))
-        rng = np.random.default_rng(0)
-        rows = {
-            "observation": rng.normal(size=(6, T, OBSERVATION)).astype(np.float32),
-            "action": rng.uniform(-1, 1, (6, T, ACTION)).astype(np.float32),
-            "return_to_go": rng.normal(size=(6, T)).astype(np.float32),
-            "timestep": np.tile(np.arange(T, dtype=np.int32), (6, 1)),
-        }
-        table.add(rows, np.full(6, T, np.int32))
-        task = module.Task(1.0, 2.0, np.zeros(OBSERVATION, np.float32), np.ones(OBSERVATION, np.float32))
-        return module.Learner(table, task, options, seed=seed)
-
-    return make
 
 
 def sampled(learner):

@@ -23,7 +23,7 @@ def test_flags_go_before_the_preset(options, preset):
     found = options.parse(["--batch", "7", "--preset", preset, "--no-overlap", "--compute", "float32"])
     assert (found.batch, found.overlap, found.compute) == (7, False, "float32")
     assert found.width == options.PRESETS[preset]["width"]
-    assert None not in [value for name, value in vars(found).items() if name != "memory"]
+    assert None not in [value for name, value in vars(found).items() if name not in ("memory", "devices")]
 
 
 def test_the_size_of_the_presets(example, options):
@@ -55,6 +55,16 @@ def test_what_is_refused(options, flag, capsys):
     with pytest.raises(SystemExit):
         options.parse(["--heads", "4", *flag.split()])
     assert flag.split()[0] in capsys.readouterr().err
+
+
+@pytest.mark.devices(4)
+def test_several_devices(options, capsys):
+    found = options.parse(["--preset", "gpu", "--devices", "4"])
+    assert (found.devices, found.overlap) == (jax.devices()[:4], False)
+    for wrong in ("--devices 9999", "--devices 0", "--devices 4 --overlap", "--devices 4 --batch 6"):
+        with pytest.raises(SystemExit):
+            options.parse(wrong.split())
+        assert f"{wrong.split()[2 if len(wrong.split()) > 2 else 0]}: got" in capsys.readouterr().err
 
 
 def test_help_shows_the_preset_s_defaults(options, capsys):

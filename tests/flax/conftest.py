@@ -25,6 +25,18 @@ def replay(memory):
     return _replay(memory)
 
 
+@functools.cache
+def _over_mesh(memory):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("replay",))
+    return gear.make_replay(TABLE, gear.selectors.Prioritized(), streams=8, memory=memory, mesh=mesh)
+
+
+@pytest.fixture
+def replay_over_mesh(memory):
+    """Over four devices."""
+    return _over_mesh(memory)
+
+
 @pytest.fixture(scope="session")
 def make_rows():
     """Makes the arguments of `add`: A trajectories of 5 steps."""

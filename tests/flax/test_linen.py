@@ -302,3 +302,38 @@ def test_gear_checkpoint_of_the_variable(replay, make_rows, same, tmp_path, memo
 
 def test_tabulate(replay):
     assert "LinenReplay" in LinenReplay(replay).tabulate(jax.random.key(0))
+
+
+@pytest.mark.devices(4)
+def test_a_table_over_a_mesh(replay_over_mesh, make_rows, same, memory):
+    """apply(mutable=...) in jit and scan: in place on every device, compiled once, as the replay's own calls."""
+    replay = replay_over_mesh
+    agent, variables = make_agent(replay)
+    mesh = replay.placement.mesh
+    params = jax.device_put(variables["params"], jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    state = TrainState.create(apply_fn=agent.apply, params=params, tx=optax.sgd(1e-1), replay=variables["replay"])
+    step = make_step(agent)
+
+    def train(state, rows, keys):
+        return jax.lax.scan(lambda state, key: step(state, rows, key), state, keys)
+
+    compiled = jax.jit(train, donate_argnums=0)
+    keys = jax.random.split(jax.random.key(0), 3)
+    gear.assert_in_place(compiled, state, make_rows(8), keys)
+    held = state.replay["table"]["state"].columns["observation"]
+    where, losses = [x.data.unsafe_buffer_pointer() for x in held.addressable_shards], []
+    for _ in range(8):
+        state, value = compiled(state, make_rows(8), keys)
+        losses.append(value)
+    held = state.replay["table"]["state"].columns["observation"]
+    assert [x.data.unsafe_buffer_pointer() for x in held.addressable_shards] == where
+    assert held.sharding.memory_kind == memory and len(held.sharding.device_set) == 4
+    assert losses[-1][-1] < losses[0][0]
+    assert replay.stats(state.replay["table"]["state"])["sampled"] == 8 * 3 * 8
+
+    # Outside jit.
+    table, state, key = LinenReplay(replay), replay.init(), jax.random.key(3)
+    state, _ = replay.add(state, *make_rows(8))
+    _, variables = table.apply(table.init(jax.random.key(0)), *make_rows(8), method="add", mutable=MUTABLE)
+    sample, _ = table.apply(variables, 8, key, method="sample", mutable=MUTABLE)
+    assert same(sample, replay.sample(state, key, 8)[1])

@@ -264,3 +264,48 @@ def test_gear_checkpoint_of_the_variable(replay, make_rows, same, tmp_path):
     gear.checkpoint.save(tmp_path, 1, table(), replay)
     other.state.set_value(gear.checkpoint.restore(tmp_path, replay))
     assert same(other.sample(8), table.sample(8))
+
+
+@pytest.mark.devices(4)
+def test_a_table_over_a_mesh(replay_over_mesh, make_rows, same, memory):
+    """nnx.jit and nnx.scan over it: in place on every device, compiled once, the same as the replay's own calls."""
+    replay, traces = replay_over_mesh, []
+    agent, optimizer = make_agent(replay)
+    mesh = replay.placement.mesh
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    modules = agent, optimizer
+    nnx.update(modules, jax.device_put(nnx.state(modules, nnx.Not(ReplayVariable)), everywhere))
+
+    @nnx.jit(donate_argnums=(0, 1))
+    def train(agent, optimizer, rows):
+        traces.append(1)
+        agent.table.add(*rows)
+
+        @nnx.scan(length=3, in_axes=nnx.Carry, out_axes=(nnx.Carry, 0))
+        def steps(modules):
+            agent, optimizer = modules
+            value, grads = nnx.value_and_grad(lambda a: a.loss(8))(agent)
+            optimizer.update(agent, grads)
+            return (agent, optimizer), value
+
+        return steps((agent, optimizer))[1]
+
+    gear.assert_in_place(train, agent, optimizer, make_rows(8))
+    traces.clear()
+    where = [x.data.unsafe_buffer_pointer() for x in agent.table().columns["observation"].addressable_shards]
+    losses = [train(agent, optimizer, make_rows(8)) for _ in range(8)]
+    column = agent.table().columns["observation"]
+    assert [x.data.unsafe_buffer_pointer() for x in column.addressable_shards] == where
+    assert column.sharding.memory_kind == memory and len(column.sharding.device_set) == 4
+    assert len(traces) <= 1 and losses[-1][-1] < losses[0][0]
+    stats = replay.stats(agent.table())
+    assert (stats["inserted"], stats["sampled"], stats["trajectories"]) == (64, 8 * 3 * 8, 16)
+
+    # Outside jit.
+    key = jax.random.key(3)
+    table, state = NNXReplay(replay), replay.init()
+    state, _ = replay.add(state, *make_rows(8))
+    table.add(*make_rows(8))
+    assert same(table.sample(8, key), replay.sample(state, key, 8)[1])
+    with pytest.raises(ValueError, match="sample_start: got a table over a mesh"):
+        table.sample_start(8, key)

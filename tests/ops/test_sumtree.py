@@ -400,7 +400,6 @@ def _fields(*shape):
     return np.ones(shape, np.int32), np.ones(shape, np.uint32)
 
 
-
 @pytest.mark.parametrize(
     ("text", "call"),
     [

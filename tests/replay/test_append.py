@@ -171,9 +171,7 @@ def test_a_second_step_for_a_stream_in_one_call_is_skipped():
 
 
 def test_eviction_and_fifo_agree_on_what_is_oldest_with_streams():
-    replay = gear.make_replay(
-        gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 9, 4), Fifo(), streams=2
-    )
+    replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 9, 4), Fifo(), streams=2)
     state, key = replay.init(), jax.random.key(0)
     for i in range(40):  # stream 0 closes every step, stream 1 every seventh
         state, oldest = replay.sample(state, key, 1)

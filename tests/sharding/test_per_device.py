@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from gear_jax import external, selectors, sharding
+from gear_jax import selectors, sharding
 from gear_jax.testing.ops import to_numpy
 
 SELECTORS = [selectors.Uniform(), selectors.Prioritized(), selectors.TopK(), selectors.Permutation()]
@@ -83,19 +83,13 @@ def test_pmap_samples_columns_by_address(case, same, memory):
     device, devices = replay.per_device("i"), jax.devices()[:n]
     sample = jax.pmap(lambda s, k: device.sample(s, k, case.batch), axis_name="i", in_axes=(0, None), devices=devices)
     update = jax.pmap(device.update_priorities, axis_name="i", devices=devices)
-    state, got, addresses = replay.init(), [], None
+    state, got, columns = replay.init(), [], None
     for i, rows, lengths, priorities in case.turns():
         state, handles = replay.add(state, rows, lengths, priorities)
-        if addresses is None:
-            addresses = jax.tree.map(external.addresses, state.columns)
-        else:
-            addresses = {k: external.renew(a, state.columns[k]) for k, a in addresses.items()}
-        stacked = sharding.stack(state.replace(columns=addresses), n)
-        stacked, batch = sample(stacked, jax.random.key(i))
+        index, columns = sharding.lend(state, columns)
+        stacked, batch = sample(index.replace(columns=columns), jax.random.key(i))
         stacked = update(stacked, batch.handles, batch.probability * 3)
-        jax.block_until_ready(stacked)
-        state = sharding.unstack(stacked).replace(columns=state.columns)
-        state = jax.device_put(state, replay.shardings(state))
+        state = sharding.take_back(state, stacked)
         got.append((to_numpy(handles), join(batch)))
     same(got, wanted)
     same(to_numpy(state.replace(ticket=None)), last)

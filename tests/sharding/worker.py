@@ -1,6 +1,6 @@
 """What one process of several does in `test_processes.py`; the same calls without a mesh are what it is compared with.
 
-    worker.py TASK COORDINATOR PROCESSES PROCESS FOLDER
+worker.py TASK COORDINATOR PROCESSES PROCESS FOLDER
 """
 
 import pathlib

@@ -88,8 +88,8 @@ def _judge(found: Findings, ratios: dict[int, float]) -> None:
     used = {row: ratio for row, ratio in ratios.items() if row >= COPY_WINDOW_BYTES}
     worst = min(used, key=used.__getitem__, default=None)
     found.at_least(
-        f"copy engines, windows from {size_text(COPY_WINDOW_BYTES)} in batches from {size_text(COPY_BATCH_BYTES)}, where "
-        "`engine='auto'` takes them; the slowest",
+        f"copy engines, windows from {size_text(COPY_WINDOW_BYTES)} in batches from {size_text(COPY_BATCH_BYTES)}, "
+        "where `engine='auto'` takes them; the slowest",
         _BOUND, "x the kernel, called the same way", None if worst is None else used[worst],
         "not on this backend" if worst is None else f"windows of {size_text(worst)}",
     )  # fmt: skip
