@@ -20,6 +20,7 @@ were.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import os
@@ -209,8 +210,11 @@ def save(
         rows.finish(e)
         raise
     finally:
-        if blocking or failed:
-            handle.wait()
+        if failed:
+            with contextlib.suppress(Exception):  # what it fails with is what has been raised
+                handle.wait()
+    if blocking:
+        handle.wait()
     return handle
 
 

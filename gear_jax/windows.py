@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gear_jax import _random
 from gear_jax._errors import value_error
@@ -60,9 +61,10 @@ def visible(window: Window | None, anchor: jax.Array, length: jax.Array, steps: 
       anchor, length: `int32[B]`, of each row.
       steps: T.
     """
-    placed = window is not None and window.length is not None
-    first = anchor + window.offset if placed else jnp.zeros_like(anchor)
-    width = window.length if placed else steps
+    first, width = jnp.zeros_like(anchor), steps
+    if window is not None and window.length is not None:
+        # Farther than any step the sum would not fit.
+        first, width = anchor + np.int32(np.clip(window.offset, -(2**30), 2**30)), window.length
     length = jnp.clip(length, 0, steps)
     begin, end = jnp.clip(first, 0, length), jnp.clip(first + width, 0, length)
     count = end - begin

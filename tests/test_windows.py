@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gear_jax import ops, windows
 from gear_jax.specs import Window
 from gear_jax.windows import Anchor, draw_anchor, make_anchor
 
@@ -64,3 +65,15 @@ def test_rules_that_cannot_be():
 def test_other_keys_draw_others():
     a, b = (drawn(make_anchor("uniform", [], 9), [9], 50, key=k) for k in (1, 2))
     assert (a != b).any()
+
+
+@pytest.mark.parametrize("pad", ["around", "head", "tail"])
+@pytest.mark.parametrize("window", [None, (0, 4), (-3, 5), (2, 1), (-20, 6), (9, 3), (-(2**31), 4)], ids=str)
+def test_what_is_visible_is_what_a_gather_shows(window, pad):
+    steps, anchors = 7, np.arange(-2, 10, dtype=np.int32)
+    anchor, length = (x.reshape(-1) for x in np.meshgrid(anchors, np.arange(-1, 9, dtype=np.int32)))
+    window = None if window is None else Window(*window, pad)
+    column = jnp.zeros((1, 2, steps), jnp.uint8)
+    wanted = ops.gather(column, np.ones_like(anchor), anchor, length, window)[1]
+    got = windows.visible(window, jnp.asarray(anchor), jnp.asarray(length), steps)
+    np.testing.assert_array_equal(got, wanted)

@@ -97,6 +97,9 @@ class HandOver:
 
     def finish(self, error: BaseException | None = None) -> None:
         """Says that there is no more; with an error, that the save is to fail."""
+        if error is not None and not isinstance(error, Exception):
+            # A thread of Orbax's that ends by anything else, such as a KeyboardInterrupt, does not stop the commit.
+            error = RuntimeError(f"reading the rows was cut short by {error!r}")
         with self._changed:
             self._finished, self._error = True, error
             self._changed.notify_all()

@@ -140,7 +140,8 @@ def _by_collective(config: Config, part: Part, columns, rows, ticket, after):
     counts = jnp.zeros((n, n), jnp.int32).at[np.asarray(part.devices)].set(ceiling - floor)  # [target, owner]
     # The number of each row among those that its owner sends to its target.
     number = jnp.take_along_axis(before, owner[:, None], 1)[:, 0] - 1 - floor[block, owner]
-    ragged = jax.default_backend() == "gpu"
+    # Between processes XLA refuses a ragged one on GPUs, and a CPU has none.
+    ragged = jax.default_backend() == "gpu" and jax.process_count() == 1
     width = part.block if ragged else min(part.block, -(-3 * part.block // (2 * n)) + 1)
     at = part.block_rows()
     own, own_number = owner[jnp.maximum(at, 0)], number[jnp.maximum(at, 0)]

@@ -109,9 +109,8 @@ def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
     batch_size = check_batch(batch_size)
     apart = config.axis if config.selection == "decentralized" else None
     together = config.axis if config.selection == "centralized" else None
-    selector_state = state.selector
+    selector_state, n = state.selector, _axis.size(apart)
     if apart is not None:
-        n = _axis.size(apart)
         check_divides("batch_size", batch_size, n, f"the {n} devices that each draw a part")
         batch_size //= n
         key = jax.random.fold_in(key, _axis.index(apart))

@@ -166,17 +166,17 @@ def _check_devices(selector, state, index, size):
         return
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     held, whole = jax.sharding.PartitionSpec("i"), jax.sharding.PartitionSpec()
-    specs = Index(*[whole if name in ("clock", "ticket") else held for name in Index._fields])
+    specs: Any = {name: whole if name in ("clock", "ticket") else held for name in Index._fields}
 
     def run(state, index):
-        got, after = selector.select(state, index, jax.random.key(2), size, "i")
+        got, after = selector.select(state, Index(**index), jax.random.key(2), size, "i")
         kept = got.slot, got.probability, selector.weigh(got), after
         return jax.tree.map(lambda x: x[None], kept)
 
     run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(whole, specs), out_specs=held, check_vma=False))
     got, after = jax.jit(selector.select, static_argnums=3)(state, index, jax.random.key(2), size)
     wanted = got.slot, got.probability, selector.weigh(got), after
-    both = run(state, index)
+    both = run(state, index._asdict())
     for k in range(2):
         each = jax.tree.map(lambda x, k=k: np.asarray(x)[k], both)
         _assert_equal(f"select over two devices, on device {k}, against select on one", each, wanted)

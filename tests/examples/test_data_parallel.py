@@ -107,6 +107,7 @@ def test_the_loops_leave_the_table_where_it_is(example, name, memory):
     assert {x.sharding.memory_kind for x in jax.tree.leaves(state.columns)} == {memory}
 
 
+@pytest.mark.devices(4)
 def test_parameters_are_cut_along_the_model_axis(example):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
     layout = example("pjit_train").layout
@@ -114,6 +115,7 @@ def test_parameters_are_cut_along_the_model_axis(example):
     assert [tuple(spec) for spec in specs] == [(), (), ("model",), (None, "model")]
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize(
     ("name", "flag"),
     [

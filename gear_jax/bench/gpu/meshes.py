@@ -204,10 +204,12 @@ def _select(bench: Bench, n: int, capacity: int, batch: int) -> float:
         state.length, state.sequence, state.priority, state.mass, state.sums, state.clock[1], state.generation,
         state.ticket,
     )  # fmt: skip
-    specs = selectors.Index(held, held, held, held, held, whole, held, held)
+    specs: Any = {name: whole if name == "clock" else held for name in index._fields}
     axis = placement.axis if n > 1 else None
 
-    def local(index, keys):
+    def local(fields, keys):
+        index = selectors.Index(**fields)
+
         def turn(carry, key):
             chosen, _ = selector.select((), index._replace(ticket=carry), key, batch, axis)
             assert chosen.ticket is not None
@@ -223,7 +225,7 @@ def _select(bench: Bench, n: int, capacity: int, batch: int) -> float:
     times = []
     for _ in range(bench.sizes.rounds + 2):
         begin = time.perf_counter()
-        jax.block_until_ready(run(index, keys))
+        jax.block_until_ready(run(index._asdict(), keys))
         times.append((time.perf_counter() - begin) / _SELECTIONS)
     return statistics.median(times[2:])
 
