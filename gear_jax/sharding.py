@@ -70,13 +70,20 @@ def lend(state: ReplayState, columns: Any = None) -> tuple[ReplayState, Any]:
       The states of n devices, stacked, without columns; and the columns' tree of `Addresses`, of n shards.
 
     Raises:
-      TypeError, ValueError: as `gear_jax.external.addresses` and `renew`, or for a table over several processes.
+      TypeError, ValueError: as `gear_jax.external.addresses` and `renew`; for a table over several processes, or one of
+        which a mesh has copies.
     """
     devices = _holders(state)
     if len({device.process_index for device in devices}) > 1:
         raise value_error(
             "lend: state", got="a table over several processes", wanted="one over the devices of this process",
             fix="Use jax.jit, or jax.shard_map over the mesh: they take the columns themselves.",
+        )  # fmt: skip
+    copies = len(state.length.sharding.device_set) // len(devices)
+    if copies > 1:
+        raise value_error(
+            "lend: state", got=f"a table of which there are {copies} copies", wanted="one over all axes of its mesh",
+            fix="Name all of them in make_replay(axis=...).",
         )  # fmt: skip
     if columns is None:
         columns = jax.tree.map(lambda x: _of_shards(external.addresses(x), devices), state.columns)

@@ -63,6 +63,8 @@ def test_what_was_lent_is_not_written_meanwhile(case):
     state, _ = replay.add(state, rows, lengths)
     with pytest.raises(ValueError, match="those of an array that was deleted or donated"):
         jax.pmap(lambda index, columns: index.length, devices=jax.devices()[:4])(index, columns)
+    with pytest.raises(ValueError, match="lend: state: got a table of which there are 2 copies"):
+        sharding.lend(case.make(case.mesh(4, ("a", "b"), (2, 2)), "a").init())
     with pytest.raises(ValueError, match="renew: array: got one that lies elsewhere"):
         sharding.lend(replay.init(), columns)
     index, columns = sharding.lend(state, columns)
