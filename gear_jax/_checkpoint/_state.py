@@ -13,8 +13,6 @@ from gear_jax.replay._mesh import Placement
 
 # What every device has. The rest of the index is cut along the partitions, or the streams.
 _WHOLE = ("max_priority", "clock")
-# The slots of a device's streams are numbers of its own; in a checkpoint they are numbers of the whole table.
-_SLOTS = "streams/slot"
 
 
 def index_arrays(state: ReplayState) -> dict[str, Any]:
@@ -44,8 +42,7 @@ def take(replay: Replay, state: ReplayState) -> tuple[list[Shard], dict[str, np.
         total = x.shape[0]
         for start, part in _shards(x, placement):
             first = start * config.partitions // total
-            part = _host(part)
-            parts.setdefault(first, {})[name] = _moved(part, first * config.slots) if name == _SLOTS else part
+            parts.setdefault(first, {})[name] = _host(part)
     for x in jax.tree.leaves(state.columns):
         for start, part in _shards(x, placement):
             columns.setdefault(start, []).append(part)
@@ -60,7 +57,7 @@ def give(replay: Replay, state: ReplayState, read: Callable[[str, int, int], np.
       state: without columns; its arrays say where the new ones go.
       read: gives the rows [start, stop) of an array by name; all of one that is not cut.
     """
-    config, placement = replay.config, replay.placement
+    placement = replay.placement
     names = list(index_arrays(state))
     leaves, tree = jax.tree.flatten(state.replace(ticket=None))
     restored = []
@@ -75,16 +72,10 @@ def give(replay: Replay, state: ReplayState, read: Callable[[str, int, int], np.
 
             def part(at: Any, name: str = name, size: int = size) -> np.ndarray:
                 start, stop, _ = at[0].indices(size)
-                rows = read(name, start, stop)
-                first = start * config.partitions // size
-                return _moved(rows, -first * config.slots) if name == _SLOTS else rows
+                return read(name, start, stop)
 
             restored.append(jax.make_array_from_callback(x.shape, x.sharding, part))
     return tree.unflatten(restored).replace(ticket=state.ticket)
-
-
-def _moved(slots: np.ndarray, by: int) -> np.ndarray:
-    return np.where(slots >= 0, slots + np.int32(by), np.int32(-1)).astype(np.int32)
 
 
 def _shards(x: Any, placement: Placement | None, all_have: bool = False) -> list[tuple[int, Any]]:

@@ -27,8 +27,7 @@ from gear_jax.replay._state import (
 
 def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
     """See `Replay.append`."""
-    opened = state.streams
-    if opened is None:
+    if state.streams is None:
         raise value_error(
             "append", got="a replay without streams", wanted="streams=N", fix="Write make_replay(..., streams=N)."
         )
@@ -46,6 +45,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     if done.shape != (k,):
         raise value_error("done", got=f"shape {done.shape}", wanted=f"{(k,)}", fix="Give one flag for each stream.")
 
+    opened = Streams(config.held(state.streams.slot), state.streams.length)
     if config.axis is not None:  # of the streams, this device has those that follow each other
         stream = stream - _axis.index(config.axis) * np.int32(config.streams)
     known = (stream >= 0) & (stream < config.streams)
@@ -65,7 +65,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     length = position + 1
     close = (slot >= 0) & (done | (length >= config.steps))
     streams = Streams(
-        opened.slot.at[to].set(jnp.where(close, -1, slot), mode="drop"),
+        config.everywhere(opened.slot.at[to].set(jnp.where(close, -1, slot), mode="drop")),
         opened.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
     )
     partition = jnp.maximum(slot, 0) // config.slots

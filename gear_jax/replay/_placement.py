@@ -66,7 +66,7 @@ def choose_slots(
         cursor = (state.cursor + counts) % s
     else:
         if isinstance(config.eviction, Fifo):
-            victims, available, behind = _in_ring_order(state, min(s, most + config.streams), s)
+            victims, available, behind = _in_ring_order(config, state, min(s, most + config.streams), s)
             taken = jnp.where(counts > 0, (counts - 1) % jnp.maximum(available, 1), 0)
             moved = jnp.take_along_axis(behind, taken[:, None], 1)[:, 0]
             cursor = jnp.where(counts > 0, (state.cursor + moved) % s, state.cursor)
@@ -78,14 +78,14 @@ def choose_slots(
     return jnp.where(keep, partition * s + slot, -1), cursor
 
 
-def _is_open(state: ReplayState, slots: jax.Array) -> jax.Array:
-    """Whether a stream has each of `slots` (global) open."""
+def _is_open(config: Config, state: ReplayState, slots: jax.Array) -> jax.Array:
+    """Whether a stream has each of this device's `slots` open."""
     if state.streams is None:
         return jnp.zeros(slots.shape, bool)
-    return jnp.any(slots[..., None] == state.streams.slot.reshape(*[1] * slots.ndim, -1), -1)
+    return jnp.any(config.everywhere(slots)[..., None] == state.streams.slot.reshape(*[1] * slots.ndim, -1), -1)
 
 
-def _in_ring_order(state: ReplayState, width: int, s: int):
+def _in_ring_order(config: Config, state: ReplayState, width: int, s: int):
     """The next slots that are not open, from the cursor on.
 
     Returns slots `int32[P, width]`, how many of them count `int32[P]`, and how far the cursor moves with each.
@@ -93,7 +93,7 @@ def _in_ring_order(state: ReplayState, width: int, s: int):
     p = state.cursor.shape[0]
     step = jnp.arange(width, dtype=jnp.int32)
     at = (state.cursor[:, None] + step[None]) % s
-    free = ~_is_open(state, at + jnp.arange(p, dtype=jnp.int32)[:, None] * s)
+    free = ~_is_open(config, state, at + jnp.arange(p, dtype=jnp.int32)[:, None] * s)
     order = jnp.argsort(~free, axis=1, stable=True)
     return jnp.take_along_axis(at, order, 1), jnp.sum(free, 1, dtype=jnp.int32), order.astype(jnp.int32) + 1
 
@@ -105,6 +105,6 @@ def _by_rank(config: Config, state: ReplayState, width: int):
     never, free = np.int32(-(2**31)), np.int32(2**31 - 1)
     rank = jnp.clip(config.eviction.rank(index(state)), never + 1, free - 1)
     rank = jnp.where(state.length == 0, free, rank)
-    rank = jnp.where(_is_open(state, slots), never, rank)
+    rank = jnp.where(_is_open(config, state, slots), never, rank)
     top, slot = jax.lax.top_k(rank, width)
     return slot.astype(jnp.int32), jnp.sum(top > never, 1, dtype=jnp.int32)

@@ -67,7 +67,7 @@ class Streams(struct.PyTreeNode):
     """The open slots of `append`.
 
     Attributes:
-      slot: `int32[N]`, the slot that each stream writes to; -1: none open.
+      slot: `int32[N]`, the slot of the whole table that each stream writes to; -1: none open.
       length: `int32[N]`, steps written to it.
     """
 

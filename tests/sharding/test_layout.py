@@ -112,7 +112,7 @@ def test_streams(case, same):
             state, handles = replay.append(state, np.arange(8, dtype=np.int32), step, done)
             got.append(to_numpy(handles))
         state, sample = replay.sample(state, jax.random.key(0), 16)
-        got += [to_numpy(sample), replay.stats(state)]
+        got += [to_numpy(sample), replay.stats(state), to_numpy(state.streams)]
         wanted = got if wanted is None else wanted
         same(got, wanted)
 
