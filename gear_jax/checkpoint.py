@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
 from gear_jax._checkpoint import _state
 from gear_jax._checkpoint._files import Archives
@@ -51,6 +51,7 @@ from gear_jax._checkpoint._steps import base_of, damaged, find, path_of, read_ta
 from gear_jax._checkpoint._table import check_arguments, check_table, describe
 from gear_jax._errors import message, type_error, value_error
 from gear_jax.replay import Replay, ReplayState, _statistics
+from gear_jax.replay._processes import meet, share
 
 _AHEAD = 64 << 20  # bytes of rows that wait to be written, where the caller waits too
 _pending: dict[str, "Save"] = {}  # the last save of each directory, until its error is known
@@ -128,7 +129,10 @@ class Save:
 def _wait_at_exit() -> None:
     """Python says on the standard error what a save has failed with that nobody has waited for."""
     for pending in list(_pending.values()):
-        pending.wait()
+        try:
+            pending.wait()
+        except Exception:
+            traceback.print_exc()
 
 
 def save(
@@ -325,10 +329,13 @@ def _together(replay: Replay, work: Callable[[], Any]) -> Any:
         result = work()
     except Exception as e:
         error = e
-    if len(_processes(replay)) > 1:
-        failed = np.asarray(multihost_utils.process_allgather(np.array([error is not None]))).reshape(-1)
-        if error is None and failed.any():
-            others = np.flatnonzero(failed).tolist()
+    processes = _processes(replay)
+    if len(processes) > 1:
+        assert replay.placement is not None
+        meet("restore", list(processes))
+        told = share(replay.placement.mesh.devices.flat, np.array([error is not None], np.uint32))
+        if error is None and told.any():
+            others = [p for p, failed in zip(processes, told[:, 0], strict=True) if failed]
             fix = "They say what it was."
             error = RuntimeError(
                 message("restore", got=f"failures on processes {others}", wanted="what each of them needs", fix=fix)

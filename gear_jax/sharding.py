@@ -14,7 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gear_jax import external
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops import Addresses
+from gear_jax.ops._registry import int32
 from gear_jax.replay import Replay, ReplayState
+from gear_jax.replay._calls import check_alive
 from gear_jax.replay._mesh import Placement
 
 __all__ = ["lend", "process_rows", "stack", "take_back", "unstack"]
@@ -102,6 +104,12 @@ def take_back(state: ReplayState, index: ReplayState) -> ReplayState:
     Returns:
       The next state, with the columns of the one that was lent, and lying as that does.
     """
+    for what, x in (("state", state), ("index", index)):
+        if not isinstance(x, ReplayState):
+            fix = "Pass what lend was given, and what it gave."
+            raise type_error(f"take_back: {what}", got=type(x).__name__, wanted="a ReplayState", fix=fix)
+    check_alive("take_back", state)
+    check_alive("take_back", index)
     shardings = jax.tree.map(lambda x: x.sharding, state.replace(columns=None))
     leaves, tree = jax.tree.flatten(shardings)
     join = _joined(tree, tuple(leaves), _selects_apart(state))
@@ -135,7 +143,7 @@ def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: An
             "process_rows: replay", got="one without a mesh", wanted="make_replay(..., mesh=mesh)",
             fix="Give the rows to add as they are.",
         )  # fmt: skip
-    lengths = np.asarray(lengths)
+    lengths = np.asarray(int32("lengths", np.asarray(lengths)))
     a = int(lengths.shape[0])
     room = a if rows is None else rows
     sharding = placement.sharding(placement.held)
@@ -161,7 +169,6 @@ def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: An
         x = np.concatenate([x, np.zeros((room - a, *x.shape[1:]), x.dtype)]) if room > a else x
         return jax.make_array_from_process_local_data(sharding, x)
 
-    lengths = lengths.astype(np.int32) if np.issubdtype(lengths.dtype, np.integer) else lengths
     return jax.tree.map(whole, trajectories), whole(lengths), None if priorities is None else whole(priorities)
 
 

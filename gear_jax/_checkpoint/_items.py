@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from gear_jax import ops
+from gear_jax import _env, ops
 from gear_jax._checkpoint import _files
 from gear_jax._checkpoint._files import Archives, Layout
 from gear_jax._checkpoint._rows import Block, HandOver
@@ -22,8 +22,6 @@ from gear_jax._errors import message
 from gear_jax.replay._config import Config
 from gear_jax.replay._mesh import Placement
 
-TIMEOUT = 300
-"""Seconds that a process waits for the others."""
 _WRITES = 8  # blocks compressed and written at once
 
 
@@ -50,13 +48,15 @@ def together(directory: epath.Path, processes: tuple[int, ...], error: BaseExcep
 
 
 def _meet(directory: epath.Path, processes: tuple[int, ...]) -> None:
-    """Waits for all processes, but no longer than `TIMEOUT`."""
+    """Waits for all processes, but no longer than `GEAR_JAX_TIMEOUT` seconds."""
+    seconds = _env.timeout()
     try:
-        ocp.multihost.sync_global_processes(f"gear_jax {directory}", timeout=TIMEOUT, processes=set(processes))
+        ocp.multihost.sync_global_processes(f"gear_jax {directory}", timeout=seconds, processes=set(processes))
     except Exception as e:
         text = message(
-            "save", got=f"no word from another process within {TIMEOUT} s", wanted=f"all of {processes}",
-            fix="Look at what they said last; the steps before are as they were.",
+            "save", got=f"no word from another process within {seconds} s", wanted=f"all of {processes}",
+            fix="Look at what they said last; raise GEAR_JAX_TIMEOUT if one has so much more to write. The steps "
+            "before are as they were.",
         )  # fmt: skip
         raise RuntimeError(text) from e
 

@@ -81,7 +81,9 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     )
     note_written(jax.tree.leaves(columns)[0])
     state = write_rows(state, closed, length=length)
-    handles = Handle(config.everywhere(closed), generation)
+    # All devices have all steps; each stream is with one of them.
+    told, generation = _axis.combine((config.everywhere(closed) + 1, generation), config.axis)
+    handles = Handle(told - 1, generation)
     return set_priorities(config, state, closed, priority, length), handles
 
 

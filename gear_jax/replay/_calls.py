@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._place import memory_kind
 from gear_jax.replay import _memory, _state
 from gear_jax.replay._config import Config, check_divides
-from gear_jax.replay._mesh import Placement
+from gear_jax.replay._mesh import Placement, broadcast
 from gear_jax.replay._state import Handle, ReplayState, Sample
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ReplayState))
@@ -33,7 +33,7 @@ _STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (5, 6, 7)}
 # None: no array.
 _LAYOUTS = {
     "add": ("held", "held", "held"),
-    "append": ("held", "held", "held"),
+    "append": ("all", "all", "all"),
     "sample": ("all", None, "batch"),
     "update_priorities": ("all", "all"),
 }
@@ -51,6 +51,7 @@ class Calls:
     def __init__(self, config: Config, placement: Placement | None, donate: bool):
         self.config, self.placement, self.donate = config, placement, donate
         self._compiled: dict[str, Any] = {}
+        self._shardings: dict[Any, list[NamedSharding]] = {}
 
     def init(self, function: Callable, key: jax.Array) -> Any:
         """`function(config, key)`, which returns a state, on each device with the config that it has."""
@@ -81,7 +82,7 @@ class Calls:
         if traced(state.ticket, *jax.tree.leaves(args)):
             return self._checked(name, function, state, *args)
         check_alive(name, state)
-        state = _memory.place(self.config, self.placement, state)
+        state = self.placed(state)
         changed = _CHANGED.get(name, FIELDS)
         fields = {name: getattr(state, name) for name in FIELDS}
         fields = {name: fields.pop(name) for name in changed}, fields
@@ -141,10 +142,33 @@ class Calls:
             return function(self._local(), state, *full)
 
         held: Any = placement.held
-        result = {"sample": placement.sample(), "update_priorities": ()}.get(name, Handle(held, held))
+        everywhere: Any = PartitionSpec()
+        results = {
+            "add": Handle(held, held),
+            "append": Handle(everywhere, everywhere),
+            "sample": placement.sample(),
+            "update_priorities": (),
+        }
         whole = self._state_spec()
-        run = placement.run(local, (whole, *(spec for _, spec in arrays)), (whole, result))
+        run = placement.run(local, (whole, *(spec for _, spec in arrays)), (whole, results[name]))
         return run(state, *(x for x, _ in arrays))
+
+    def placed(self, state: ReplayState) -> ReplayState:
+        """The state as the table keeps it; one that lies otherwise would be moved again by every call."""
+        if self.placement is not None:
+            wanted = self._wanted(jax.tree.structure(state))
+            leaves, tree = jax.tree.flatten(state)
+            if not all(map(_lies, leaves, wanted)):
+                index = [x if _lies(x, to) else jax.device_put(x, to) for x, to in zip(leaves, wanted, strict=True)]
+                state = tree.unflatten(index)
+        return _memory.place(self.config, self.placement, state)
+
+    def _wanted(self, tree: Any) -> list[Any]:
+        """The shardings of the leaves of a state."""
+        if tree not in self._shardings:
+            template = tree.unflatten(range(tree.num_leaves))
+            self._shardings[tree] = jax.tree.leaves(broadcast(self.shardings(), template))
+        return self._shardings[tree]
 
     def shardings(self) -> Any:
         """How a state lies on the mesh, a tree like it of `NamedSharding`s."""
@@ -158,7 +182,7 @@ class Calls:
     def _local(self) -> Config:
         placement = self.placement
         assert placement is not None
-        return self.config.local(placement.axis, placement.batch_axis, placement.exchange)
+        return self.config.local(placement.axis, placement.batch_axis, placement.way)
 
     def _state_spec(self) -> ReplayState:
         placement = self.placement
@@ -182,6 +206,10 @@ def recyclable(out: Any):
             fix="Pass the last sample, and pass each only once.",
         )  # fmt: skip
     return out.data, out.mask
+
+
+def _lies(x: Any, sharding: NamedSharding) -> bool:
+    return isinstance(x, jax.Array) and (x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim))
 
 
 def traced(*leaves: Any) -> bool:

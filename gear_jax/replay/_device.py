@@ -3,6 +3,8 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from gear_jax import _axis
 from gear_jax._errors import value_error
@@ -38,8 +40,17 @@ class DeviceReplay:
         return self._call("add", _insert.add, state, trajectories, lengths, priorities)
 
     def append(self, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
-        """Appends one step to each of K streams of this device's: see `Replay.append`. Steps for others are skipped."""
-        return self._call("append", _append.append, state, stream, step, done)
+        """Appends this device's K steps, to streams wherever they are: see `Replay.append`. As many on all devices;
+        they tell each other all of them. Of several for one stream the first device's first counts."""
+
+        def append(config, state, *given):
+            everyone = jax.tree.map(lambda x: _axis.all_gather(jnp.asarray(x), config.axis), given)
+            state, handles = _append.append(config, state, *everyone)
+            k = handles.slot.shape[0] // _axis.size(config.axis)
+            own = lambda x: jax.lax.dynamic_slice_in_dim(x, _axis.index(config.axis) * np.int32(k), k)  # noqa: E731
+            return state, jax.tree.map(own, handles)
+
+        return self._call("append", append, state, stream, step, done)
 
     def sample(self, state: ReplayState, key: jax.Array, batch_size: int) -> tuple[ReplayState, Sample]:
         """Draws a batch of B rows over all devices; this one gets its part, B over the devices of `batch_axis`.
@@ -56,7 +67,7 @@ class DeviceReplay:
         `Replay.update_priorities`. The devices tell each other all of them."""
 
         def update(config, state, handles, priorities):
-            gather = lambda x: _axis.all_gather(jax.numpy.asarray(x), config.batch_axis)  # noqa: E731
+            gather = lambda x: _axis.all_gather(jnp.asarray(x), config.batch_axis)  # noqa: E731
             return _insert.update_priorities(config, state, jax.tree.map(gather, handles), gather(priorities)), ()
 
         return self._call("update_priorities", update, state, handles, priorities)[0]

@@ -5,8 +5,9 @@ negotiated. Two ways:
 
 - "peer": the device reads the rows of its part out of the others' memory, in one gather, by pointers that the devices
   exchange before. That exchange comes after all earlier writes, and a barrier comes before all later ones.
-- "collective": each device gathers what the others want of it, and one all-to-all moves it: ragged where the backend
-  has that, so that only the rows travel; else in rounds of small padded messages.
+- "collective": each device gathers what the others want of it, and one all-to-all moves it. It is a "ragged" one where
+  XLA has that (between the GPUs of a process), so that only the rows travel; else it goes in turns of padded messages,
+  1.5 times the rows if they fall evenly. Both take room for a whole batch on each device while they run.
 """
 
 import dataclasses
@@ -89,7 +90,13 @@ class Part:
         return jax.tree.map(lambda x: _axis.all_gather(x, replicas(config))[: self.rows], tree)
 
 
-def fetch(config: Config, part: Part, columns: Any, slots, anchors, lengths, ticket, after):
+def takes_memory(config: Config) -> bool:
+    """Whether a sample can take the memory of an earlier one: what is read is then what is handed out."""
+    apart = config.selection == "decentralized"
+    return (apart or config.exchange == "peer") and _axis.size(replicas(config)) == 1
+
+
+def fetch(config: Config, part: Part, columns: Any, slots, anchors, lengths, ticket, after, out):
     """This device's part of a batch.
 
     Args:
@@ -98,21 +105,26 @@ def fetch(config: Config, part: Part, columns: Any, slots, anchors, lengths, tic
       columns: those of the device.
       slots: `int32[B]`, of the whole table.
       anchors, lengths: `int32[B]`.
-      ticket, after: as in `ops.gather`.
+      ticket, after, out: as in `ops.gather`; `out` only where it `takes_memory`.
 
     Returns:
       (data, mask, ticket): leaves `[rows, W, *shape]` and `bool[rows, W]`; the ticket comes after the reads of all
       devices that read here.
     """
-    way = _by_peers if config.exchange == "peer" else _by_collective
-    data, ticket = way(config, part, columns, (slots, anchors, lengths), ticket, after)
+    rows = slots, anchors, lengths
+    if config.exchange == "peer":
+        data, mask, ticket = _by_peers(config, part, columns, rows, ticket, after, out)
+        if part.copies == 1:
+            return data, mask, ticket
+    else:
+        data, ticket = _by_collective(config, part, columns, rows, ticket, after)
     data = part.join(config, data)
     anchors, lengths = part.cut(anchors), part.cut(lengths)
     masks = [visible(window, anchors, lengths, config.steps) for window in config.windows]
     return data, config.tree.unflatten(masks), ticket
 
 
-def _by_peers(config: Config, part: Part, columns, rows, ticket, after):
+def _by_peers(config: Config, part: Part, columns, rows, ticket, after, out):
     pointers, ticket = ops.pointers(columns, ticket=ticket)
     pointers = _axis.all_gather(pointers[None], config.axis)  # [n, columns, 2]
     leaves, tree = jax.tree.flatten(columns)
@@ -120,9 +132,13 @@ def _by_peers(config: Config, part: Part, columns, rows, ticket, after):
     at = part.block_rows()
     slots, anchors, lengths = (x[jnp.maximum(at, 0)] for x in rows)
     lengths = jnp.where(at >= 0, lengths, 0)
-    data, _, ticket = ops.gather(shards, slots, anchors, lengths, config.window_tree, ticket=ticket, after=after)
-    # Nobody writes until everybody has read.
-    return data, _axis.total(ticket, config.axis)
+    data, mask, ticket = ops.gather(
+        shards, slots, anchors, lengths, config.window_tree, ticket=ticket, after=after, out=out
+    )
+    # Nobody writes until everybody has read. The data comes behind that, too: a program that drops the state would else
+    # drop the barrier, and end while others read.
+    ticket = _axis.total(ticket, config.axis)
+    return jax.tree.map(lambda x: ops.seal(x, ticket) if x.size else x, data), mask, ticket
 
 
 def _by_collective(config: Config, part: Part, columns, rows, ticket, after):
@@ -140,8 +156,7 @@ def _by_collective(config: Config, part: Part, columns, rows, ticket, after):
     counts = jnp.zeros((n, n), jnp.int32).at[np.asarray(part.devices)].set(ceiling - floor)  # [target, owner]
     # The number of each row among those that its owner sends to its target.
     number = jnp.take_along_axis(before, owner[:, None], 1)[:, 0] - 1 - floor[block, owner]
-    # Between processes XLA refuses a ragged one on GPUs, and a CPU has none.
-    ragged = jax.default_backend() == "gpu" and jax.process_count() == 1
+    ragged = config.exchange == "ragged"
     width = part.block if ragged else min(part.block, -(-3 * part.block // (2 * n)) + 1)
     at = part.block_rows()
     own, own_number = owner[jnp.maximum(at, 0)], number[jnp.maximum(at, 0)]

@@ -19,7 +19,8 @@ class Footprint:
       columns: of each column, by its path.
       index: of all the rest: lengths, generations, priorities, sums, counters.
       tiers: by memory kind, on each device.
-      devices: how many devices the table is spread over.
+      devices: how many devices hold a part of the table.
+      copies: how many of them hold each part.
       problem: why `Replay.init` would refuse the table (it does not fit the host's page-locked memory), and what to
         do; None: nothing is known against it.
     """
@@ -28,12 +29,13 @@ class Footprint:
     index: int
     tiers: dict[str, int]
     devices: int
+    copies: int = 1
     problem: str | None = None
 
     @property
     def total(self) -> int:
         """Bytes over all devices."""
-        return sum(self.columns.values()) + self.index
+        return self.copies * (sum(self.columns.values()) + self.index)
 
     def __str__(self):
         lines = [f"{name}: {human(n)}" for name, n in self.columns.items()] + [f"index: {human(self.index)}"]
@@ -57,4 +59,6 @@ def footprint(table, *args, **kwargs) -> Footprint:
     index = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
     tiers, kind = {"device": -(-index // devices)}, memory_kind(config.memory)
     tiers[kind] = tiers.get(kind, 0) + sum(columns.values()) // devices
-    return Footprint(columns, index, tiers, devices=devices, problem=_memory.problem(config, placement))
+    copies = 1 if placement is None else placement.mesh.size // devices
+    problem = _memory.problem(config, placement)
+    return Footprint(columns, index, tiers, devices=copies * devices, copies=copies, problem=problem)

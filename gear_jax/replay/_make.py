@@ -130,6 +130,8 @@ class Replay:
           exchange: as in `make_replay`; "peer" only where all devices are of one process, and the columns are arrays.
         """
         check_exchange(exchange)
+        if exchange == "collective" and jax.default_backend() == "gpu" and jax.process_count() == 1:
+            exchange = "ragged"
         return DeviceReplay(self.config, axis, batch_axis, exchange)
 
     @property
@@ -186,7 +188,7 @@ class Replay:
         _check_type("place", state)
         if traced(*jax.tree.leaves(state.columns)):
             raise type_error("place: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
-        return _memory.place(self.config, self.placement, state)
+        return self._calls.placed(state)
 
     def shardings(self, state: ReplayState) -> ReplayState:
         """How the state of a replay over a mesh lies there: a tree like `state` of `NamedSharding`s.
@@ -236,6 +238,8 @@ class Replay:
           stream: `int32[K]`, numbers in [0, N); others are skipped, and so is a second step for one stream.
           step: a tree like the columns, leaves `[K, *shape]`.
           done: `bool[K]`, whether this was the last step of the episode.
+
+        Over a mesh every device gets all K steps, and minds those of its own streams.
 
         Returns:
           The next state and the handles `[K]` of the trajectories that this call closed; slot -1 elsewhere.

@@ -14,6 +14,7 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
 EXCHANGES = ("peer", "collective")
+MOST_PEERS = 64  # of a GPU's gather (cuda/gather_device.h)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,14 @@ class Placement:
     def batch(self) -> PartitionSpec:
         """Of what is cut along the rows of a batch."""
         return PartitionSpec(self.batch_axis)
+
+    @property
+    def way(self) -> str:
+        """The exchange, as `Config.exchange` has it: "ragged" for a collective one where XLA has that."""
+        # Between processes XLA refuses a ragged all-to-all on GPUs, and a CPU has none.
+        one = len({d.process_index for d in self.mesh.devices.flat}) == 1
+        gpu = self.mesh.devices.flat[0].platform == "gpu"
+        return "ragged" if self.exchange == "collective" and one and gpu else self.exchange
 
     def state(self, streams: bool, selector: PartitionSpec) -> ReplayState:
         """The specs of a state."""
@@ -156,6 +165,8 @@ def _no_peers(mesh: Mesh, memory: str) -> str | None:
     """Why one device cannot read another's columns where they are; None if it can."""
     if len({d.process_index for d in mesh.devices.flat}) > 1:
         return "the mesh is of several processes, which do not see each other's memory"
+    if mesh.devices.flat[0].platform != "cpu" and mesh.size > MOST_PEERS:
+        return f"a GPU reads the shards of {MOST_PEERS} devices at most, and there are {mesh.size}"
     if mesh.devices.flat[0].platform != "cpu" and memory != "pinned_host":
         return f"columns in memory {memory!r} are no other device's to read"
     return None

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,8 +16,8 @@ from gear_jax._errors import message
 from gear_jax.replay._config import Config
 from gear_jax.replay._mesh import Placement
 
-# Every barrier needs a name of its own, the same on all processes; they make the same calls in the same order.
-_barriers = itertools.count()
+# Every barrier needs a name of its own, the same on all processes; those of a set make the same calls in one order.
+_barriers: dict[tuple[int, ...], Iterator[int]] = {}
 
 
 def of_devices(devices: Iterable[Any]) -> list[int]:
@@ -63,7 +63,7 @@ def check_agreement(config: Config, placement: Placement, key: jax.Array) -> Non
     processes = of_devices(placement.mesh.devices.flat)
     if len(processes) == 1:
         return
-    _meet(processes)
+    meet("init", processes)
     mine = _described(config, placement, key)
     digests = [hashlib.sha256(text.encode()).digest()[:8] for text in mine.values()]
     everyone = share(placement.mesh.devices.flat, np.frombuffer(b"".join(digests), np.uint32).reshape(-1, 2))
@@ -78,22 +78,28 @@ def check_agreement(config: Config, placement: Placement, key: jax.Array) -> Non
     raise RuntimeError(message("init", got=got, wanted="the same on all of them", fix=fix))
 
 
-def _meet(processes: list[int]) -> None:
-    """Waits until all of them are here. A collective alone would wait for one that does not come, and say nothing."""
+def meet(what: str, processes: list[int]) -> None:
+    """Waits until all of them are here. A collective alone would wait for one that does not come, and say nothing.
+
+    Raises:
+      RuntimeError: if one does not call `what` within `GEAR_JAX_TIMEOUT` seconds.
+    """
     # jax's own barrier with a deadline, which it keeps to itself; imported here, since it takes seconds.
     from orbax.checkpoint import multihost
 
     seconds = _env.timeout()
     barrier = multihost.get_barrier_sync_fn(processes=set(processes))
     try:
-        barrier(key=f"gear_jax_init_{next(_barriers)}", timeout_ms=1000 * seconds)
+        number = next(_barriers.setdefault(tuple(processes), itertools.count()))
+        key = "_".join(["gear_jax", what, *map(str, processes), "number", str(number)])
+        barrier(key=key, timeout_ms=1000 * seconds)
     except jax.errors.JaxRuntimeError as e:
         got = f"not all of processes {processes} within {seconds} s"
         fix = (
             "See what became of the others, whether each makes the same replay over the same mesh, and whether "
             f"GEAR_JAX_TIMEOUT={seconds} is enough. {e}"
         )
-        raise RuntimeError(message("init", got=got, wanted="all of them to call init", fix=fix)) from e
+        raise RuntimeError(message(what, got=got, wanted=f"all of them to call {what}", fix=fix)) from e
 
 
 def _described(config: Config, placement: Placement, key: jax.Array) -> dict[str, str]:

@@ -36,8 +36,13 @@ class PendingSample(struct.PyTreeNode):
 
 def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, out: Any = None):
     """See `Replay.sample`. `out` is (data, mask) of an earlier sample."""
+    if out is not None and config.axis is not None and not _exchange.takes_memory(config):
+        raise value_error(
+            "out", got="a sample to take the memory of", wanted="None: what devices exchange, or repeat, is new",
+            fix="Leave it out.",
+        )  # fmt: skip
     if config.axis is not None and config.selection == "centralized":
-        return _sample_together(config, state, key, batch_size)
+        return _sample_together(config, state, key, batch_size, out)
     state, chosen, drawn = _draw(config, state, key, batch_size)
     data, mask, ticket = ops.gather(
         state.columns, *_rows(drawn, config), config.window_tree, ticket=state.ticket, after=chosen, out=out
@@ -48,11 +53,11 @@ def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, 
     return after_reads(state.replace(ticket=ticket)), sample
 
 
-def _sample_together(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
+def _sample_together(config: Config, state: ReplayState, key: jax.Array, batch_size: int, out: Any):
     """A sample out of the shards of all devices; this one gets its part of the batch."""
     part = _exchange.Part.of(config, batch_size)
     state, chosen, drawn = _draw(config, state, key, batch_size)
-    data, mask, ticket = _exchange.fetch(config, part, state.columns, *_rows(drawn), state.ticket, chosen)
+    data, mask, ticket = _exchange.fetch(config, part, state.columns, *_rows(drawn), state.ticket, chosen, out)
     drawn = jax.tree.map(part.cut, drawn)
     return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **drawn)
 
@@ -113,7 +118,7 @@ def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
     if apart is not None:
         check_divides("batch_size", batch_size, n, f"the {n} devices that each draw a part")
         batch_size //= n
-        key = jax.random.fold_in(key, _axis.index(apart))
+        key = key if n == 1 else jax.random.fold_in(key, _axis.index(apart))
         selector_state = jax.tree.map(lambda x: x[0], selector_state)
     chosen, selector_state = config.selector.select(selector_state, index(state), key, batch_size, together)
     if apart is not None:

@@ -17,7 +17,10 @@ def of_state(capacity: int, state: ReplayState) -> dict[str, int | float]:
         numbers["open_streams"] = sum(int((x >= 0).sum()) for x in _own(state.streams.slot))
     if isinstance(state.length, jax.Array) and not state.length.is_fully_addressable:
         numbers = _over_processes(state.length.sharding.device_set, numbers)
-    return {**numbers, "capacity": capacity, "max_priority": float(_own(state.max_priority)[0].max())}
+    largest = state.max_priority
+    if isinstance(largest, jax.Array):  # all devices have it
+        largest = largest.addressable_shards[0].data
+    return {**numbers, "capacity": capacity, "max_priority": float(np.asarray(largest).max())}
 
 
 def of_arrays(
@@ -45,8 +48,6 @@ def _own(x: jax.Array | np.ndarray) -> list[np.ndarray]:
     """The shards of an array that this process answers for: each place once, over all processes."""
     if isinstance(x, np.ndarray):
         return [x]
-    if x.is_fully_replicated:
-        return [np.asarray(x.addressable_shards[0].data)]
     return [np.asarray(s.data) for s in x.addressable_shards if s.replica_id == 0]
 
 

@@ -330,8 +330,7 @@ def test_a_process_that_dies_leaves_the_previous_step(tmp_path):
     survivor = """
     state = add(replay.init(), 0)
     checkpoint.save(directory, 1, state, replay)
-    from gear_jax._checkpoint import _items
-    _items.TIMEOUT = 10
+    os.environ["GEAR_JAX_TIMEOUT"] = "10"
     try:
         checkpoint.save(directory, 2, add(state, 1), replay)
     except Exception as e:

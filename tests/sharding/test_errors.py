@@ -62,6 +62,8 @@ def test_process_rows(case):
     state, handles = replay.add(replay.init(), got, lengths, priorities)
     assert (np.asarray(handles.slot) >= 0).tolist() == [True] * 3 + [False] * 5
     assert replay.stats(state)["trajectories"] == 3
+    long = sharding.process_rows(replay, rows, np.full(3, 2**32 + 1), rows=4)[1]
+    assert np.asarray(long).tolist() == [2**31 - 1] * 3 + [0]
     with pytest.raises(ValueError, match="got 6, wanted a multiple of this process's 4 devices"):
         sharding.process_rows(replay, rows, np.full(3, 2), rows=6)
     with pytest.raises(ValueError, match="got 3 rows, wanted at most rows = 0"):
@@ -70,3 +72,15 @@ def test_process_rows(case):
         sharding.process_rows(replay, rows, np.full(2, 2), rows=4)
     with pytest.raises(ValueError, match="got one without a mesh"):
         sharding.process_rows(case.make(), rows, np.full(3, 2))
+
+
+def test_take_back(case):
+    replay = case.make(case.mesh(4), memory="pinned_host")
+    state = replay.init()
+    index, _ = sharding.lend(state)
+    with pytest.raises(TypeError, match="take_back: index: got dict, wanted a ReplayState"):
+        sharding.take_back(state, {})
+    later, _ = replay.add(state, *next(case.turns())[1:3])
+    with pytest.raises(ValueError, match="take_back: state: got a state that an earlier call has consumed"):
+        sharding.take_back(state, index)
+    assert not later.ticket.is_deleted()

@@ -105,3 +105,16 @@ def test_bytes_of_the_padded_exchange(case):
     text = text_of(lambda s: replay.sample(s, jax.random.key(0), 64), replay.init())
     moved = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]\S* all-to-all", text)]
     assert moved and max(moved) <= 1.5 * 16 * 5 * 100 + 4 * 2 * 5 * 100, moved
+
+
+@pytest.mark.parametrize(
+    "what", [lambda s: s, lambda s: s.data, lambda s: s.data["number"]], ids=["all", "data", "column"]
+)
+def test_who_drops_the_state_keeps_the_barrier(case, what):
+    """Else a device could end its program, and write its columns in the next, while others still read them."""
+    replay = case.make(case.mesh(4), exchange="peer")
+    state = replay.init()
+    whole = collectives(text_of(lambda s: replay.sample(s, jax.random.key(0), 16), state))
+    dropped = text_of(lambda s: what(replay.sample(s, jax.random.key(0), 16)[1]), state)
+    assert re.search(r"s32\[1\]\S* all-reduce", dropped)
+    assert collectives(dropped) == whole

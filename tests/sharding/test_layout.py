@@ -153,3 +153,69 @@ def test_what_lies_where(case):
     columns = sum(size.columns.values())
     assert sum(size.tiers.values()) == columns // 4 + -(-size.index // 4)
     assert "exchange='peer'" in repr(replay)
+
+
+@pytest.mark.parametrize("streams", [[4, 5, 6, 7], [0, 1, 2, 3], [7, 6, 5, 4, 3, 2, 1, 0], [3, 3, 9, -1, 6]], ids=str)
+def test_steps_reach_their_streams_wherever_they_stand(case, same, streams):
+    wanted, k = None, len(streams)
+    for replay in (case.make(streams=8), case.make(case.mesh(4), streams=8), case.make(case.mesh(8), streams=8)):
+        state, got = replay.init(), []
+        for i in range(4):
+            step = {"number": np.arange(k, dtype=np.int32) + 10 * i, "vector": np.full((k, 3), i, np.float32)}
+            state, handles = replay.append(state, np.array(streams, np.int32), step, np.arange(k) % 4 == i)
+            got.append(to_numpy(handles))
+        got += [to_numpy(state.streams), to_numpy(state.columns), replay.stats(state)]
+        wanted = got if wanted is None else wanted
+        same(got, wanted)
+        assert got[-1]["inserted"] > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"selection": "decentralized"}], ids=str)
+def test_a_sample_takes_the_memory_of_an_earlier_one(case, same, options):
+    replay = case.make(case.mesh(4), **options)
+    state, first = replay.sample(case.play(replay)[1], jax.random.key(1), 16)
+    wanted = to_numpy(replay.sample(jax.tree.map(jnp.copy, state), jax.random.key(2), 16)[1])
+    pointers = {s.data.unsafe_buffer_pointer() for s in first.data["vector"].addressable_shards}
+    _, second = replay.sample(state, jax.random.key(2), 16, out=first)
+    same(to_numpy(second), wanted)
+    assert {s.data.unsafe_buffer_pointer() for s in second.data["vector"].addressable_shards} == pointers
+    assert first.data["vector"].is_deleted()
+
+
+def test_where_no_sample_takes_another_s_memory(case):
+    two = case.mesh(8, ("data", "model"), (4, 2))
+    for replay in (
+        case.make(case.mesh(4), exchange="collective"),
+        case.make(two, ("data", "model")),
+        case.make(two, ("data", "model"), selection="decentralized"),
+    ):
+        state, sample = replay.sample(case.play(replay)[1], jax.random.key(1), 16)
+        with pytest.raises(ValueError, match="out: got a sample to take the memory of, wanted None"):
+            replay.sample(state, jax.random.key(2), 16, out=sample)
+
+
+def test_a_state_that_lies_otherwise_is_put_right_once(case, same):
+    wanted, last, _ = case.on_one_device(selectors.Prioritized())
+    replay = case.make(case.mesh(4))
+    state = replay.init()
+    elsewhere = jax.sharding.NamedSharding(case.mesh(4), P(None, "replay"))
+    state = state.replace(
+        columns=jax.tree.map(lambda x: jax.device_put(x, elsewhere), state.columns), mass=np.asarray(state.mass)
+    )
+    got, state = case.play(replay, state)
+    same(got, wanted)
+    same(to_numpy(state.replace(ticket=None)), last)
+    assert {x.data.shape for x in state.columns["vector"].addressable_shards} == {(2, 8, case.steps, 3)}
+
+
+def test_on_one_device_both_selections_are_the_same(case, same):
+    both = [case.make(case.mesh(1), selection=selection) for selection in ("centralized", "decentralized")]
+    got = [case.play(replay) for replay in both]
+    same(got[0][0], got[1][0])
+
+
+def test_the_footprint_of_copies(case):
+    size = gear.footprint(case.table, mesh=case.mesh(8, ("other", "replay"), (4, 2)))
+    assert (size.devices, size.copies) == (8, 4)
+    assert size.total == 4 * (sum(size.columns.values()) + size.index)
+    assert sum(size.tiers.values()) * 8 == pytest.approx(size.total, abs=8)
