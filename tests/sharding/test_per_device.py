@@ -96,6 +96,24 @@ def test_pmap_samples_columns_by_address(case, same, memory):
     assert replay.stats(state) == stats
 
 
+def test_steps_of_streams_wherever_they_are(case, same):
+    """Each device gives steps for streams that others hold."""
+    n, k = 4, 8
+    case.mesh(n)
+    replay = case.make(streams=8)
+    device = replay.per_device("i")
+    append = jax.pmap(device.append, axis_name="i", devices=jax.devices()[:n])
+    state, stacked = replay.init(), sharding.stack(replay.init(), n)
+    for i in range(6):
+        streams = np.random.default_rng(i).permutation(9)[:k].astype(np.int32)  # 8 is none
+        step = {"number": np.arange(k, dtype=np.int32) + 10 * i, "vector": np.full((k, 3), i, np.float32)}
+        done = np.arange(k) % 3 == i % 3
+        state, wanted = replay.append(state, streams, step, done)
+        stacked, got = append(stacked, *cut((streams, step, done), n))
+        same(join(got), to_numpy(wanted))
+    same(to_numpy(sharding.unstack(stacked)), to_numpy(state))
+
+
 def test_errors(case):
     mesh = case.mesh(8)
     replay = case.make(partitions=4)
