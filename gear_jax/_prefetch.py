@@ -63,6 +63,11 @@ def prefetch(replay: Replay, state: ReplayState, key: jax.Array, batch_size: int
     """
     if not isinstance(replay, Replay):
         raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix="Pass make_replay(...).")
+    if replay.placement is not None:
+        raise value_error(
+            "prefetch: replay", got="one over a mesh", wanted="one on a single device",
+            fix="Use replay.sample: in one program XLA overlaps it with what does not depend on it.",
+        )  # fmt: skip
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_DEPTH:
         raise value_error(
             "size", got=repr(size), wanted=f"an integer in [1, {MAX_DEPTH}]", fix="Pass 1 or 2; more seldom help."

@@ -37,6 +37,11 @@ def stack(state: ReplayState, n: int) -> ReplayState:
     Raises:
       ValueError: if n does not divide P or N.
     """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise value_error("stack: n", got=repr(n), wanted="an integer from 1 on", fix="Pass the number of devices.")
+    if not isinstance(state, ReplayState):
+        fix = "Pass what replay.init or another call returned."
+        raise type_error("stack: state", got=type(state).__name__, wanted="a ReplayState", fix=fix)
     devices = _holders(state)
     if len(devices) == n and isinstance(state.length.sharding, NamedSharding):
         return _placed(devices, _selects_apart(state))(state)

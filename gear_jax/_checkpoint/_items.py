@@ -153,7 +153,10 @@ class ColumnsHandler(ocp.CheckpointHandler):
             args.rows.written(block)
 
         for item in args.rows:
-            if not isinstance(item, Block):
+            if item is None:
+                if writes:
+                    finish_one()
+            elif not isinstance(item, Block):
                 _files.write_part(digests, *item)
             elif item.rows is None:
                 folder, names = str(item.column), layouts[item.column].files(item.partition, item.block)

@@ -82,14 +82,18 @@ class HandOver:
 
     def __init__(self, limit: int):
         self._limit, self._bytes, self._items = limit, 0, deque()
-        self._finished, self._abandoned, self._error = False, False, None
+        self._finished, self._abandoned, self._waiting, self._error = False, False, False, None
         self._changed = threading.Condition()
 
     def put(self, item: Block | Digests) -> bool:
         """Waits for room and gives an item; False if nobody will take it."""
         size = _nbytes(item)
         with self._changed:
-            self._changed.wait_for(lambda: self._abandoned or not self._bytes or self._bytes + size <= self._limit)
+            while not (self._abandoned or not self._bytes or self._bytes + size <= self._limit):
+                self._waiting = True
+                self._changed.notify_all()
+                self._changed.wait()
+            self._waiting = False
             self._bytes += size
             self._items.append(item)
             self._changed.notify_all()
@@ -117,15 +121,18 @@ class HandOver:
             self._bytes -= _nbytes(item)
             self._changed.notify_all()
 
-    def __iter__(self) -> Iterator[Block | Digests]:
+    def __iter__(self) -> Iterator[Block | Digests | None]:
+        """What has been put; None: there is nothing, and no room for more before some of it is `written`."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._items or self._finished)
+                self._changed.wait_for(lambda: self._items or self._finished or self._waiting)
                 if self._error is not None:
                     raise self._error
-                if not self._items:
+                if not self._items and self._finished:
                     return
-                item = self._items.popleft()
+                item = self._items.popleft() if self._items else None
+                if item is None:  # it says so again if one `written` does not make room
+                    self._waiting = False
             yield item
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
@@ -128,6 +129,19 @@ class Calls:
                 name, got="a table over a mesh", wanted="one on a single device",
                 fix="Use sample: in one program XLA overlaps it with what does not depend on it.",
             )  # fmt: skip
+        # XLA crashes on arrays without elements over several devices.
+        if name == "append" and np.size(args[0]) == 0:
+            # The step of no stream is the same: the clock goes on.
+            step = jax.tree.map(lambda x: jnp.zeros((1, *np.shape(x)[1:]), x.dtype), args[1])
+            none = jnp.full((1,), -1, jnp.int32), step, jnp.zeros((1,), bool)
+            state, handles = self._over_devices(name, function, state, *none)
+            return state, jax.tree.map(lambda x: x[:0], handles)
+        if name == "update_priorities" and np.size(args[0].slot) == 0:
+            return state, ()
+        if name == "add" and np.size(args[1]) == 0:
+            return state, Handle(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.uint32))
+        if name == "add":
+            args = _with_steps(*args)
         specs = {"held": placement.held, "batch": placement.batch, "all": PartitionSpec()}
         arrays = [(x, specs[layout]) for x, layout in zip(args, layouts, strict=True) if layout is not None]
         for x, layout in zip(args, layouts, strict=True):
@@ -189,6 +203,15 @@ class Calls:
         assert placement is not None
         selector = placement.held if self.config.selection == "decentralized" else PartitionSpec()
         return placement.state(self.config.streams > 0, selector)
+
+
+def _with_steps(trajectories: Any, lengths: Any, priorities: Any) -> Any:
+    # Of no steps, one of length 0 is the same.
+    leaves = jax.tree.leaves(trajectories)
+    if any(np.ndim(x) < 2 or np.shape(x)[1] for x in leaves):
+        return trajectories, lengths, priorities
+    step = lambda x: jnp.zeros((*np.shape(x)[:1], 1, *np.shape(x)[2:]), x.dtype)  # noqa: E731
+    return jax.tree.map(step, trajectories), jnp.zeros_like(jnp.asarray(lengths)), priorities
 
 
 def recyclable(out: Any):

@@ -1,6 +1,7 @@
 """The static side of a replay table, checked once."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import jax
@@ -155,6 +156,12 @@ def make_config(
     names, columns, tree = _columns(table)
     selector = Uniform() if selector is None else selector
     _instance("selector", selector, Selector, "a selector", "gear_jax.selectors.Uniform()")
+    if devices and selection != "decentralized" and "axis" not in inspect.signature(selector.select).parameters:
+        raise type_error(
+            "selector", got=f"{selector!r}, whose select takes no axis", wanted="one for several devices",
+            fix="Write select(state, index, key, batch_size, axis=None): see gear_jax.selectors.Selector. Or let each "
+            "device draw for itself: selection='decentralized'.",
+        )  # fmt: skip
     eviction = Fifo() if eviction is None else eviction
     _instance("eviction", eviction, Ranked, "a selector with a rank", "gear_jax.selectors.Fifo()")
     check_memory(memory)

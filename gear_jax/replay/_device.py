@@ -74,6 +74,9 @@ class DeviceReplay:
 
     def _local(self) -> Config:
         names = _axis.names(self._axis)
+        if not names:
+            fix = "Name the axis of your pmap or shard_map."
+            raise value_error("axis", got=repr(self._axis), wanted="a mapped axis", fix=fix)
         if self._batch_axis is not None and self._batch_axis not in names:
             raise value_error("batch_axis", got=repr(self._batch_axis), wanted=f"one of {names}", fix="Leave it out.")
         return self._config.local(self._axis, self._batch_axis, self._exchange)

@@ -57,8 +57,8 @@ def assert_in_place(f, *args: Any, **kwargs: Any) -> None:
             f"assert_in_place: column {name!r}",
             got=f"`{opcode}` of the whole column in the compiled program ({line.strip()[:160]})",
             wanted="reads and writes of single rows",
-            fix="Donate the state (jax.jit(f, donate_argnums=...), use each state once, scan instead of vmap, let "
-            "only the branch of cond for True use the table (or add with lengths of 0 instead).",
+            fix="Donate the state (jax.jit(f, donate_argnums=...)), use each state once, return it before other "
+            "results, scan instead of vmap, let only the branch of cond for True use the table (or add lengths of 0).",
         )
     for target, name, line in moved(text, in_host):
         raise value_error(

@@ -73,7 +73,12 @@ def make_replay(
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
     """
     placement = None
-    if mesh is not None:
+    if mesh is None:
+        for name, value in (("batch_axis", batch_axis), ("exchange", exchange)):
+            if value is not None:
+                fix = "Give a mesh, or leave it out."
+                raise value_error(name, got=f"{value!r} without a mesh", wanted="None", fix=fix)
+    else:
         check_memory(memory)
         placement = make_placement(mesh, axis, batch_axis, exchange, memory)
         memory = placement.memory
@@ -90,6 +95,10 @@ class Replay:
     All are pure: jit them, scan them, donate their state. The state is threaded linearly: each call takes the last
     state and returns the next. Called outside jit they are compiled once for each set of shapes, with the state
     donated: the state passed in is consumed (`make_replay(donate=False)` keeps it).
+
+    Where your own jitted step returns the state, let it be the first of the results: over a mesh XLA gives the memory
+    of donated arrays to results by their size alone, and may give a column's to another result that comes before it and
+    is as large, and then copies the column. `gear_jax.assert_in_place` finds that.
 
     In a `jax.lax.cond` the table stays in place if the branch taken where the predicate holds does the work and the
     other returns the state as it is. Where both branches read or write the table XLA may copy it (0.10 more often than
@@ -211,7 +220,8 @@ class Replay:
 
         Args:
           state: the last state; consumed outside jit.
-          trajectories: a tree like the columns, leaves `[A, T', *shape]`, T' <= T.
+          trajectories: a tree like the columns, leaves `[A, T', *shape]`, T' <= T. Over a mesh A is a multiple of the
+            devices of `axis`.
           lengths: `int32[A]`, the steps that count, cut to [0, T']. A trajectory of length 0 is skipped.
           priorities: `float32[A]`; None: the largest seen so far (1.0 at first). NaN, infinite and negative ones are
             stored as 0 and counted.
@@ -254,10 +264,12 @@ class Replay:
         Args:
           state: the last state; consumed outside jit.
           key: a `jax.random` key, typed or legacy.
-          batch_size: B, static.
+          batch_size: B, static. Over a mesh a multiple of the devices of `batch_axis` (of `axis`, if each draws apart).
           out: an earlier sample of the same batch size whose `data` and `mask` are not needed any more: the new sample
             takes their memory. They are consumed. Worth it for batches of many MB, where new memory costs as much as
             the copy. A NumPy array that still looks at it keeps it alive; the new sample then gets memory of its own.
+            Over a mesh not with `exchange="collective"`, nor where the batch is repeated over an axis: such a batch is
+            always new.
 
         Returns:
           The next state and a `Sample`.
@@ -275,6 +287,8 @@ class Replay:
         self, state: ReplayState, key: jax.Array, batch_size: int, depth: int = 2, after: Any = ()
     ) -> tuple[ReplayState, PendingSample]:
         """Begins to draw a batch; `sample_done` ends it, with the same result as `sample`, bit for bit.
+
+        Not for a table over a mesh.
 
         On a GPU the data is on its way while the work in between runs. What is added or updated in between does not
         change it: `add` and `append` wait until the columns have been read. Until `sample_done` nothing else may write

@@ -127,6 +127,11 @@ def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory:
     if not isinstance(mesh, Mesh):
         fix = 'Write jax.make_mesh((n,), ("replay",)).'
         raise type_error("mesh", got=type(mesh).__name__, wanted="a jax.sharding.Mesh of devices", fix=fix)
+    if not isinstance(axis, (str, tuple, list)):
+        fix = 'Write axis="replay" or axis=("data", "model").'
+        raise type_error("axis", got=repr(axis), wanted="one or more names of axes of the mesh", fix=fix)
+    if len({d.id for d in mesh.devices.flat}) != mesh.size:
+        raise value_error("mesh", got="one with a device twice", wanted="different devices", fix="Use jax.make_mesh.")
     names = (axis,) if isinstance(axis, str) else tuple(axis)
     for name in names:
         if name not in mesh.shape:

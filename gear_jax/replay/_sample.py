@@ -120,7 +120,9 @@ def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
         batch_size //= n
         key = key if n == 1 else jax.random.fold_in(key, _axis.index(apart))
         selector_state = jax.tree.map(lambda x: x[0], selector_state)
-    chosen, selector_state = config.selector.select(selector_state, index(state), key, batch_size, together)
+    # A selector of one's own that knows nothing of devices will do on one.
+    over = () if together is None else (together,)
+    chosen, selector_state = config.selector.select(selector_state, index(state), key, batch_size, *over)
     if apart is not None:
         slot, selector_state = config.everywhere(chosen.slot), jax.tree.map(lambda x: x[None], selector_state)
         least = None if chosen.least is None else chosen.least / np.float32(n)

@@ -12,6 +12,7 @@ def test_make_replay(case):
     mesh, table = case.mesh(4), case.table
     wrong = [
         ({"mesh": object()}, TypeError, r"mesh: got object, wanted a jax\.sharding\.Mesh"),
+        ({"axis": None}, TypeError, r"axis: got None, wanted one or more names of axes"),
         ({"axis": "data"}, ValueError, r"axis: got 'data', wanted an axis of the mesh, \('replay',\)"),
         ({"axis": ()}, ValueError, r"axis: got \(\), wanted one or more different axes"),
         ({"axis": ("replay", "replay")}, ValueError, r"axis: got .* wanted one or more different axes"),
@@ -25,6 +26,34 @@ def test_make_replay(case):
     for options, kind, text in wrong:
         with pytest.raises(kind, match=text):
             gear.make_replay(table, **{"mesh": mesh, **options})
+    twice = jax.sharding.Mesh(np.array([jax.devices()[0]] * 2), ("replay",))
+    with pytest.raises(ValueError, match="mesh: got one with a device twice"):
+        gear.make_replay(table, mesh=twice)
+    for options in ({"batch_axis": "replay"}, {"exchange": "peer"}):
+        with pytest.raises(ValueError, match="without a mesh, wanted None"):
+            gear.make_replay(table, **options)
+
+
+class Own(gear.selectors.Selector):
+    """Knows nothing of devices."""
+
+    def mass(self, priority, selectable):
+        return gear.selectors.Uniform().mass(priority, selectable)
+
+    def select(self, state, index, key, batch_size):
+        return gear.selectors.Uniform().select(state, index, key, batch_size)
+
+
+def test_a_selector_that_knows_nothing_of_devices(case):
+    with pytest.raises(TypeError, match=r"selector: got .*Own.*, whose select takes no axis"):
+        gear.make_replay(case.table, Own(), mesh=case.mesh(4))
+    one, apart = (
+        gear.make_replay(case.table, Own()),
+        gear.make_replay(case.table, Own(), mesh=case.mesh(4), selection="decentralized"),
+    )
+    for replay in (one, apart):
+        state, _ = replay.add(replay.init(), *next(case.turns())[1:])
+        assert np.asarray(replay.sample(state, jax.random.key(0), 8)[1].valid).any()
 
 
 def test_rows_and_batches_that_do_not_divide(case):

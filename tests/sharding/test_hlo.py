@@ -29,9 +29,11 @@ def first(case):
     return rows, lengths, priorities
 
 
-@pytest.mark.parametrize("selector", [selectors.Prioritized(), selectors.Permutation()], ids=str)
-@pytest.mark.parametrize("options", [
-    {"exchange": "peer"}, {"exchange": "collective"}, {"selection": "decentralized"},
+@pytest.mark.parametrize(("selector", "options"), [
+    (selectors.Prioritized(), {"exchange": "peer"}),
+    (selectors.Prioritized(), {"exchange": "collective"}),
+    (selectors.Permutation(), {"exchange": "collective"}),
+    (selectors.Prioritized(), {"selection": "decentralized"}),
 ], ids=str)  # fmt: skip
 def test_no_column_is_copied_or_gathered(case, memory, options, selector):
     if jax.default_backend() == "gpu" and memory == "device" and options.get("exchange") == "peer":

@@ -31,9 +31,15 @@ def check(case, same, replay, selector, **options):
     assert bool(replay.can_sample(state))
 
 
-@pytest.mark.parametrize("exchange", ["peer", "collective"])
-@pytest.mark.parametrize("n", [1, 2, 8])
-@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+@pytest.mark.parametrize(
+    ("selector", "n", "exchange"),
+    [
+        *[(selector, 8, "peer") for selector in SELECTORS],
+        *[(selector, 2, "collective") for selector in SELECTORS],
+        *[(selectors.Prioritized(), n, exchange) for n in (1, 4) for exchange in ("peer", "collective")],
+    ],
+    ids=str,
+)
 def test_any_number_of_devices(case, same, selector, n, exchange):
     check(case, same, case.make(case.mesh(n), selector=selector, exchange=exchange), selector)
 
@@ -219,3 +225,23 @@ def test_the_footprint_of_copies(case):
     assert (size.devices, size.copies) == (8, 4)
     assert size.total == 4 * (sum(size.columns.values()) + size.index)
     assert sum(size.tiers.values()) * 8 == pytest.approx(size.total, abs=8)
+
+
+def test_nothing_to_add_append_or_update(case, same):
+    wanted = None
+    none = {"number": np.zeros((0, 5), np.int32), "vector": np.zeros((0, 5, 3), np.float32)}
+    no_steps = {"number": np.zeros((8, 0), np.int32), "vector": np.zeros((8, 0, 3), np.float32)}
+    for replay in (case.make(streams=8), case.make(case.mesh(4), streams=8)):
+        state, got = case.play(replay)[1], []
+        state, handles = replay.add(state, none, np.zeros((0,), np.int32))
+        got.append(to_numpy(handles))
+        state, handles = replay.add(state, no_steps, np.full((8,), 3), np.full((8,), 9, np.float32))
+        got.append(to_numpy(handles))
+        state, handles = jax.jit(replay.add, donate_argnums=0)(state, none, np.zeros((0,), np.int32))
+        step = jax.tree.map(lambda x: x[:, 0], none)
+        state, handles = replay.append(state, np.zeros((0,), np.int32), step, np.zeros((0,), bool))
+        got.append(to_numpy(handles))
+        state = replay.update_priorities(state, handles, np.zeros((0,), np.float32))
+        got += [to_numpy(state.replace(ticket=None)), replay.stats(state)]
+        wanted = got if wanted is None else wanted
+        same(got, wanted)
