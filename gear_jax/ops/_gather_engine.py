@@ -100,8 +100,6 @@ def choose(
         raise fault or RuntimeError(lacking)
     if lacking:
         _fall_back(lacking)
-    elif fault:
-        _note(str(fault))
     return copied if not fault and not lacking else (False,) * len(columns)
 
 
@@ -149,13 +147,6 @@ def _fault(columns: Sequence[Any], copied: Sequence[bool], rows: Sequence[Any]) 
                 fix=f"Pass np.asarray({name}), or leave engine out.",
             )  # fmt: skip
     return None
-
-
-def _note(reason: str) -> None:
-    """Remembers why a kernel did it, where that is the caller's choice and no reason for a warning."""
-    global _fallback
-    with _lock:
-        _fallback = _fallback or reason
 
 
 def _fall_back(reason: str) -> None:
