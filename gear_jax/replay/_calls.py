@@ -58,15 +58,8 @@ class Calls:
         """`function(config, key)`, which returns a state, on each device with the config that it has."""
         if self.placement is None:
             return function(self.config, key)
-        placement = self.placement
-
-        def local(key):
-            state = function(self._local(), key)
-            if self.config.selection == "decentralized":
-                state = state.replace(selector=jax.tree.map(lambda x: x[None], state.selector))
-            return state
-
-        return placement.run(local, (PartitionSpec(),), self._state_spec())(key)
+        local = lambda key: function(self._local(), key)  # noqa: E731
+        return self.placement.run(local, (PartitionSpec(),), self._state_spec())(key)
 
     def compiled_init(self, name: str, function: Callable) -> Callable:
         """The same, compiled."""

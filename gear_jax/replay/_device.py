@@ -27,10 +27,7 @@ class DeviceReplay:
 
     def init(self, key: jax.Array) -> ReplayState:
         """An empty table's state of this device. See `Replay.init`; the key is the same on all devices."""
-        state = _state.init(self._local(), key)
-        if self._config.selection == "decentralized":
-            state = state.replace(selector=jax.tree.map(lambda x: x[None], state.selector))
-        return state
+        return _state.init(self._local(), key)
 
     def add(self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None):
         """Inserts A / n trajectories, leaves `[A / n, T', *shape]`, into this device's partitions: see `Replay.add`.

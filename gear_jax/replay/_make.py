@@ -362,10 +362,9 @@ class Replay:
     def can_sample(self, state: ReplayState) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
         _check_type("can_sample", state)
-        if traced(state.ticket):
-            return _can_sample(state.sums)
-        check_alive("can_sample", state)
-        return jax.jit(_can_sample)(state.sums)
+        if not traced(state.ticket):
+            check_alive("can_sample", state)
+        return _can_sample(state.sums)
 
     def stats(self, state: ReplayState) -> dict[str, int | float]:
         """Python numbers, exact, for the host: not under jit. Over several processes all of them call it.
@@ -391,6 +390,7 @@ class Replay:
 _done = jax.jit(_sample.done)
 
 
+@jax.jit
 def _can_sample(sums: jax.Array) -> jax.Array:
     return jnp.any(ops.sumtree_roots(sums) > 0)
 

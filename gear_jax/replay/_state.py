@@ -127,6 +127,9 @@ def init_index(config: Config, key: jax.Array) -> ReplayState:
     streams = None
     if config.streams:
         streams = Streams(jnp.full((config.streams,), -1, jnp.int32), jnp.zeros((config.streams,), jnp.int32))
+    selector = config.selector.init(seed)
+    if config.axis is not None and config.selection == "decentralized":  # each device has its own, stacked
+        selector = jax.tree.map(lambda x: x[None], selector)
     return ReplayState(
         columns=None,
         length=jnp.zeros((p, s), jnp.int32),
@@ -139,7 +142,7 @@ def init_index(config: Config, key: jax.Array) -> ReplayState:
         cursor=jnp.zeros((p,), jnp.int32),
         counters=jnp.zeros((p, len(Counter), 2), jnp.uint32),
         clock=jnp.zeros((2,), jnp.uint32),
-        selector=config.selector.init(seed),
+        selector=selector,
         streams=streams,
         ticket=ops.new_ticket(),
     )
