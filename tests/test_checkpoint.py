@@ -369,7 +369,8 @@ gear.checkpoint.save(sys.argv[1], 2, state, replay, blocking=False)
     )
     with run(code, tmp_path, 20, stderr=subprocess.PIPE) as process:
         _, err = process.communicate(timeout=120)
-    assert "cannot schedule new futures" in err
+    # Python 3.12 may refuse a thread before the save gets as far as the one that is cut short here.
+    assert "interpreter shutdown" in err
     assert checkpoint.latest_step(tmp_path) == 1
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -184,6 +185,8 @@ _START = """
 import os, sys
 import jax, jax.numpy as jnp, numpy as np
 rank, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+def print(*words):
+    sys.stderr.write(" ".join(map(str, ("said:", *words))) + "\\n")
 jax.distributed.initialize(f"localhost:{port}", 2, rank, initialization_timeout=60, heartbeat_timeout_seconds=20)
 import gear_jax as gear
 from gear_jax import checkpoint, sharding
@@ -233,9 +236,10 @@ def launch(tmp_path, *codes, directory=None):
         for p in processes:
             p.kill()
             p.wait()
-    # Gloo speaks on the standard output, too.
-    own = lambda out: "".join(x for x in out.splitlines(keepends=True) if not x.startswith("[Gloo]"))  # noqa: E731
-    return [(p.returncode, own(out), err) for p, (out, err) in zip(processes, said, strict=True)]
+    # Gloo's threads write to the standard output too, in the middle of a line if they like: what counts comes by the
+    # standard error.
+    own = lambda err: "".join(re.findall(r"said: (.*\n)", err))  # noqa: E731
+    return [(p.returncode, own(err), err) for p, (_, err) in zip(processes, said, strict=True)]
 
 
 def check(results):
@@ -334,7 +338,7 @@ def test_a_process_that_dies_leaves_the_previous_step(tmp_path):
     try:
         checkpoint.save(directory, 2, add(state, 1), replay)
     except Exception as e:
-        print(type(e).__name__, e, flush=True)
+        print(type(e).__name__, e)
         os._exit(3)  # at its end, a process would wait for the other once more
     """
     victim = """
