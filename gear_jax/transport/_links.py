@@ -1,10 +1,11 @@
 """The reader's connections to its peers, kept up in the background."""
 
+import contextlib
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gear_jax.transport._control import Channel
@@ -32,6 +33,7 @@ class Links:
         self._dialling: dict[int, threading.Thread] = {}
         self._pauses = dict.fromkeys(peers, _FIRST_PAUSE)
         self._next = dict.fromkeys(peers, 0.0)
+        self._paused: set[int] = set()
         self._closed = False
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
@@ -42,6 +44,19 @@ class Links:
         """The peers that are not connected, and why."""
         with self._changed:
             return dict(self._reasons)
+
+    @contextlib.contextmanager
+    def paused(self, peer: int) -> Iterator[None]:
+        """Leaves a peer alone meanwhile: what is lost stays lost."""
+        with self._changed:
+            self._paused.add(peer)
+            while peer in self._dialling:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused.remove(peer)
 
     def wait_for_change(self, seconds: float) -> None:
         """Waits until a peer was connected or lost, at most so long."""
@@ -78,7 +93,7 @@ class Links:
                 channels = dict(self._channels)
                 now = time.monotonic()
                 for peer in self._reasons:
-                    if peer not in self._dialling and self._next[peer] <= now:
+                    if peer not in self._dialling and peer not in self._paused and self._next[peer] <= now:
                         thread = threading.Thread(target=self._dial, args=(peer,), name="gear_jax-dial", daemon=True)
                         self._dialling[peer] = thread
                         thread.start()

@@ -38,6 +38,7 @@ class Session:
       deadline: seconds that a read may take, waiting its turn included.
       on_loss: what a replay does with rows of a lost peer: "invalid" (marks them) or "error" (raises).
       start_timeout: seconds to wait for the other processes.
+      number: of the session; None: how many this process has made before it. For processes that make different ones.
       options: of the transport: `chunk` (bytes), `window` (chunks under way for each peer), `device`, and for verbs
         `queue_pairs`, `port`, `gid_index`, `mtu`, `traffic_class`, `retries`, `ack_timeout`. See docs/transport.md.
 
@@ -54,7 +55,7 @@ class Session:
     def __init__(
         self, job: Job, regions: Sequence[np.ndarray | tuple[int, int]], transport: str | None = None, *,
         deadline: float = 2.0, on_loss: Literal["invalid", "error"] = "invalid", start_timeout: float = 60.0,
-        **options: Any,
+        number: int | None = None, **options: Any,
     ):  # fmt: skip
         if transport is not None:
             _kinds.check_name(transport)
@@ -79,7 +80,7 @@ class Session:
         self._native: Any = None
         self._exposer: Any = None
         self._links: Links | None = None
-        self.number = next(_numbers)
+        self.number = next(_numbers) if number is None else number
         self._address = job.addresses[job.rank]
         _control.listen(self._address, job.secret, self.number, self._serve)
         try:

@@ -1,4 +1,4 @@
-"""UCX, of the package libucx or the system: a session's own worker exposes memory and reads it (ffi/transport/ucx.h)."""
+"""UCX, of the package libucx or the system: a session's worker exposes memory and reads it (ffi/transport/ucx.h)."""
 
 import contextlib
 import functools
