@@ -1,0 +1,29 @@
+// Remote reads with verbs (InfiniBand, RoCE): the reading side. No XLA, no Python.
+//
+// libibverbs is opened at run time (verbs_library.h), so what is built with this loads where there is none. Each peer
+// has several queue pairs of the kind RC. A read goes into registered memory of the transport's own, and its
+// completion copies it to the caller's: nothing is ever registered for a read. A queue pair is spent after an error
+// completion, and its peer with it: what is posted to the peer then ends as kLost until it is disconnected and
+// connected anew.
+#ifndef GEAR_JAX_FFI_TRANSPORT_VERBS_H_
+#define GEAR_JAX_FFI_TRANSPORT_VERBS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ffi/transport/transport.h"
+
+namespace gear_jax::transport {
+
+// Why verbs cannot be used here with these options, or "": whether this build has them, libibverbs is there, and a
+// device has an active port with an address that others can reach.
+std::string VerbsProblem(const Options& options);
+
+// The transport for peers 0 ... peers - 1; null and `error` (what, got, wanted, fix) where that cannot be.
+// Threads: as transport.h says.
+std::unique_ptr<Transport> MakeVerbs(const Options& options, int32_t peers, std::string* error);
+
+}  // namespace gear_jax::transport
+
+#endif  // GEAR_JAX_FFI_TRANSPORT_VERBS_H_
