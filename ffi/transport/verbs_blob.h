@@ -22,10 +22,10 @@ struct QueuePairEnd {
 
 struct VerbsEnd {
   Link link = Link::kEthernet;
-  uint32_t mtu = 0;                 // bytes
-  uint16_t lid = 0;                 // InfiniBand only
+  uint32_t mtu = 0;                  // bytes
+  uint16_t lid = 0;                  // InfiniBand only
   std::array<uint8_t, 16> gid = {};  // all 0: none, addressed by its LID
-  uint8_t reads = 0;                // that one queue pair may have under way: the reader's wish, then the answer to it
+  uint8_t reads = 0;                 // that one queue pair may have under way: the reader's wish, then the answer to it
   std::vector<QueuePairEnd> queue_pairs;
 
   bool has_gid() const { return gid != std::array<uint8_t, 16>{}; }
