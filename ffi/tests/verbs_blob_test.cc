@@ -199,10 +199,9 @@ TEST(VerbsOptions, RefusesWhatIsOutOfRange) {
     Options options;
     change(&options);
     std::string error;
-    EXPECT_EQ(MakeVerbs(options, 2, &error), nullptr);
+    EXPECT_EQ(MakeVerbs(options, &error), nullptr);
     EXPECT_NE(error, "");
-    EXPECT_EQ(VerbsProblem(options), error);
-#if __has_include(<infiniband/verbs.h>)
+#if __has_include(<infiniband/verbs.h>)  // else the error is that
     EXPECT_NE(error.find(what), std::string::npos) << error;
 #endif
   }
@@ -212,7 +211,7 @@ TEST(VerbsOptions, ADeviceThatIsNotThereIsNamed) {
   Options options;
   options.device = "no_such_device";
   std::string error;
-  EXPECT_EQ(MakeVerbs(options, 2, &error), nullptr);
+  EXPECT_EQ(MakeVerbs(options, &error), nullptr);
   EXPECT_NE(error.find("verbs"), std::string::npos) << error;
   EXPECT_NE(error.find("wanted"), std::string::npos) << error;
 }

@@ -29,6 +29,8 @@ namespace {
 constexpr uint32_t kChunk = 256 << 10;
 constexpr uint32_t kWindow = 4;
 constexpr uint32_t kReads = 16;
+constexpr int kCompletions = 4096;  // under way to all peers together
+constexpr int32_t kMaxPeers = 1 << 20;
 constexpr int kBatch = 32;
 
 std::string CheckOptions(const Options& o) {
@@ -61,7 +63,7 @@ class Verbs final : public Transport {
     if (wake_ >= 0) close(wake_);
   }
 
-  std::string Open(const Options& options, int32_t peers) {
+  std::string Open(const Options& options) {
     std::string error = CheckOptions(options);
     if (!error.empty()) return error;
     context_.library = OpenVerbsLibrary(&error);
@@ -80,13 +82,11 @@ class Verbs final : public Transport {
     context_.channel = library.create_comp_channel(context_.device.context);
     if (context_.channel == nullptr) return failed("making a completion channel");
     fcntl(context_.channel->fd, F_SETFL, fcntl(context_.channel->fd, F_GETFL) | O_NONBLOCK);
-    const int64_t wanted = int64_t{std::max(peers, 1)} * context_.queue_pairs * context_.reads;
-    completions_ = static_cast<int>(std::min<int64_t>(wanted, context_.device.limits.max_cqe));
+    completions_ = std::min(kCompletions, context_.device.limits.max_cqe);
     context_.completions = library.create_cq(context_.device.context, completions_, nullptr, context_.channel, 0);
     if (context_.completions == nullptr) return failed("making a completion queue");
     wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (wake_ < 0) return failed("making an eventfd");
-    peers_.resize(std::max(peers, 0));
     return "";
   }
 
@@ -94,9 +94,12 @@ class Verbs final : public Transport {
   Capabilities capabilities() const override { return {context_.chunk, true, false}; }
 
   std::vector<uint8_t> Offer(int32_t peer, std::string* error) override {
-    *error = CheckPeer(peer);
-    if (!error->empty()) return {};
+    if (peer < 0 || peer >= kMaxPeers) {
+      *error = ErrorText("verbs: peer", peer, "0 or more", "Name one of the job's.");
+      return {};
+    }
     Disconnect(peer);
+    if (static_cast<size_t>(peer) >= peers_.size()) peers_.resize(peer + 1);
     if (peers_[peer] == nullptr) peers_[peer] = std::make_unique<VerbsPeer>(&context_);
     VerbsEnd mine;
     *error = peers_[peer]->Prepare(&serial_, &mine);
@@ -106,22 +109,20 @@ class Verbs final : public Transport {
   }
 
   std::string Connect(int32_t peer, const uint8_t* blob, size_t bytes, std::vector<RemoteRegion> regions) override {
-    std::string error = CheckPeer(peer);
     VerbsEnd theirs;
-    if (error.empty()) error = DecodeVerbsEnd(blob, bytes, &theirs);
+    std::string error = DecodeVerbsEnd(blob, bytes, &theirs);
     if (!error.empty()) return error;
-    if (peers_[peer] == nullptr || peers_[peer]->connected()) {
+    VerbsPeer* const connecting = Find(peer);
+    if (connecting == nullptr || connecting->connected()) {
       return ErrorText("verbs: Connect to peer " + std::to_string(peer),
-                       peers_[peer] == nullptr ? "no offer" : "one that is connected", "an offer that nobody has taken",
+                       connecting == nullptr ? "no offer" : "one that is connected", "an offer that nobody has taken",
                        "Call Disconnect and Offer first.");
     }
-    region_count_.resize(peers_.size());
-    region_count_[peer] = regions.size();
-    return peers_[peer]->Connect(theirs, std::move(regions));
+    return connecting->Connect(theirs, std::move(regions));
   }
 
   void Disconnect(int32_t peer) override {
-    if (!CheckPeer(peer).empty() || peers_[peer] == nullptr) return;
+    if (Find(peer) == nullptr) return;
     VerbsPeer& dropped = *peers_[peer];
     Collect();  // what has come in by now counts
     for (size_t i = 0; i < dropped.queue_pairs(); ++i) pairs_.erase(dropped.serial(i));
@@ -132,21 +133,21 @@ class Verbs final : public Transport {
   }
 
   bool Post(int32_t peer, int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) override {
-    const bool known = CheckPeer(peer).empty() && peers_[peer] != nullptr && peers_[peer]->connected();
-    if (!known || peers_[peer]->spent()) {
+    VerbsPeer* const from = Find(peer);
+    if (from == nullptr || !from->connected() || from->spent()) {
       ended_.push_back({cookie, Status::kLost});
       return true;
     }
-    if (region < 0 || static_cast<size_t>(region) >= region_count_[peer] || bytes == 0 || bytes > context_.chunk) {
+    if (region < 0 || static_cast<size_t>(region) >= from->regions() || bytes == 0 || bytes > context_.chunk) {
       ended_.push_back({cookie, Status::kRefused});
       return true;
     }
     if (under_way_ >= static_cast<uint64_t>(completions_)) return false;
-    if (peers_[peer]->Post(region, offset, bytes, to, cookie)) {
+    if (from->Post(region, offset, bytes, to, cookie)) {
       ++under_way_;
       return true;
     }
-    if (!peers_[peer]->spent()) return false;
+    if (!from->spent()) return false;
     ended_.push_back({cookie, Status::kLost});
     return true;
   }
@@ -210,9 +211,8 @@ class Verbs final : public Transport {
     context_.window = options.window == 0 ? uint64_t{context_.reads} * context_.queue_pairs : window;
   }
 
-  std::string CheckPeer(int32_t peer) const {
-    if (peer >= 0 && static_cast<size_t>(peer) < peers_.size()) return "";
-    return ErrorText("verbs: peer", peer, "0 ... " + std::to_string(peers_.size()) + " - 1", "Name one of the job's.");
+  VerbsPeer* Find(int32_t peer) const {
+    return peer >= 0 && static_cast<size_t>(peer) < peers_.size() ? peers_[peer].get() : nullptr;
   }
 
   // Takes all that the completion queue holds.
@@ -238,26 +238,15 @@ class Verbs final : public Transport {
   uint32_t serial_ = 1;  // of the next queue pair: no completion is taken for another connection's
   uint64_t under_way_ = 0;
   std::vector<std::unique_ptr<VerbsPeer>> peers_;
-  std::vector<size_t> region_count_;
   std::unordered_map<uint32_t, Pair> pairs_;
   std::vector<Completion> ended_;
 };
 
 }  // namespace
 
-std::string VerbsProblem(const Options& options) {
-  std::string error = CheckOptions(options);
-  const VerbsLibrary* library = error.empty() ? OpenVerbsLibrary(&error) : nullptr;
-  if (library == nullptr) return error;
-  VerbsDevice device;
-  error = OpenVerbsDevice(*library, options, &device);
-  if (device.context != nullptr) library->close_device(device.context);
-  return error;
-}
-
-std::unique_ptr<Transport> MakeVerbs(const Options& options, int32_t peers, std::string* error) {
+std::unique_ptr<Transport> MakeVerbs(const Options& options, std::string* error) {
   auto verbs = std::make_unique<Verbs>();
-  *error = verbs->Open(options, peers);
+  *error = verbs->Open(options);
   if (!error->empty()) return nullptr;
   return verbs;
 }

@@ -8,7 +8,6 @@
 #ifndef GEAR_JAX_FFI_TRANSPORT_VERBS_H_
 #define GEAR_JAX_FFI_TRANSPORT_VERBS_H_
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -16,13 +15,9 @@
 
 namespace gear_jax::transport {
 
-// Why verbs cannot be used here with these options, or "": whether this build has them, libibverbs is there, and a
-// device has an active port with an address that others can reach.
-std::string VerbsProblem(const Options& options);
-
-// The transport for peers 0 ... peers - 1; null and `error` (what, got, wanted, fix) where that cannot be.
-// Threads: as transport.h says.
-std::unique_ptr<Transport> MakeVerbs(const Options& options, int32_t peers, std::string* error);
+// The transport. Null and `error` (what, got, wanted, fix) where options are out of range, libibverbs is not there, or
+// no device has an active port with an address that others can reach. Threads: as transport.h says.
+std::unique_ptr<Transport> MakeVerbs(const Options& options, std::string* error);
 
 }  // namespace gear_jax::transport
 

@@ -6,13 +6,9 @@
 
 namespace gear_jax::transport {
 
-std::string VerbsProblem(const Options&) {
-  return ErrorText("verbs", "a build of gear_jax without them", "one with <infiniband/verbs.h>",
-                   "Build again after `apt-get install libibverbs-dev`, or use transport=\"ucx\".");
-}
-
-std::unique_ptr<Transport> MakeVerbs(const Options& options, int32_t, std::string* error) {
-  *error = VerbsProblem(options);
+std::unique_ptr<Transport> MakeVerbs(const Options&, std::string* error) {
+  *error = ErrorText("verbs", "a build of gear_jax without them", "one with <infiniband/verbs.h>",
+                     "Build again after `apt-get install libibverbs-dev`, or use transport=\"ucx\".");
   return nullptr;
 }
 

@@ -50,6 +50,7 @@ class VerbsPeer {
 
   bool connected() const { return connected_; }
   bool spent() const { return spent_; }  // by an error; only Drop and a new connection help
+  size_t regions() const { return regions_.size(); }
   size_t queue_pairs() const { return pairs_.size(); }
   uint32_t serial(size_t pair) const { return pairs_[pair]->serial; }
 

@@ -132,9 +132,9 @@ class VerbsExposer:
             pairs = self._peers.setdefault(peer, [])
             ours = []
             try:
-                for number, psn in theirs.queue_pairs:
+                for end in theirs.queue_pairs:
                     first = secrets.randbelow(1 << 24)
-                    pairs.append(self._queue_pair(device, theirs, number, psn, first, reads))
+                    pairs.append(self._queue_pair(device, theirs, end, first, reads))
                     ours.append((pairs[-1].qp_num, first))
             except BaseException:
                 self._drop(peer)
@@ -182,8 +182,8 @@ class VerbsExposer:
         self._registrations.append(made)
         return blob.encode_key(made.rkey)
 
-    def _queue_pair(self, device: _verbs_device.Device, theirs: blob.End, number: int, psn: int, first: int, reads: int):
-        """A queue pair in RTS."""
+    def _queue_pair(self, device: _verbs_device.Device, theirs: blob.End, end: tuple[int, int], first: int, reads: int):
+        """A queue pair in RTS, for the one of the peer that `end` describes."""
         qp, addr = pyverbs("qp"), pyverbs("addr")
         cap = qp.QPCap(max_send_wr=1, max_recv_wr=1)
         init = qp.QPInitAttr(qp_type=_RC, scq=self._completions, rcq=self._completions, cap=cap)
@@ -194,7 +194,7 @@ class VerbsExposer:
             _call("queue pair to INIT", made.modify, attributes, _TO_INIT)
             attributes.qp_state = _RTR
             attributes.path_mtu = (min(device.mtu, theirs.mtu) // 128).bit_length() - 1
-            attributes.dest_qp_num, attributes.rq_psn = number, psn
+            attributes.dest_qp_num, attributes.rq_psn = end
             attributes.max_dest_rd_atomic, attributes.min_rnr_timer = reads, 12
             attributes.ah_attr = self._address(addr, device, theirs)
             fix = "The peer's GID must be reachable from this one's: choose gid_index."
@@ -212,9 +212,7 @@ class VerbsExposer:
         if device.gid_index < 0 or theirs.gid == blob.NO_GID:
             return addr.AHAttr(dlid=theirs.lid, port_num=device.port)
         gid = addr.GID(ipaddress.IPv6Address(theirs.gid).exploded)
-        route = addr.GlobalRoute(
-            dgid=gid, sgid_index=device.gid_index, hop_limit=64, traffic_class=self._traffic_class
-        )
+        route = addr.GlobalRoute(dgid=gid, sgid_index=device.gid_index, hop_limit=64, traffic_class=self._traffic_class)
         return addr.AHAttr(dlid=theirs.lid, port_num=device.port, is_global=1, gr=route)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from gear_jax._errors import message
 from gear_jax.transport import _verbs_blob as blob
 
-FIX = "`python -m gear_jax doctor` lists devices and addresses; transport=\"ucx\" needs none."
+FIX = '`python -m gear_jax doctor` lists devices and addresses; transport="ucx" needs none.'
 _INSTALL = "Debian, Ubuntu: apt-get install python3-pyverbs ibverbs-providers, for the system's Python."
 # Of the verbs ABI.
 _PORT_ACTIVE, _LINK_ETHERNET, _ROCE_V1 = 4, 2, 1
@@ -60,7 +60,7 @@ def is_link_local(raw: bytes) -> bool:
 
 
 def choose_gid(gids: Iterable[Gid], index: int = -1) -> Gid | None:
-    """The entry at `index`, or for -1 the first RoCE v2 or InfiniBand one that is not link-local; None: there is none."""
+    """The entry at `index`; for -1 the first RoCE v2 or InfiniBand one that is not link-local. None: there is none."""
     for gid in gids:
         if gid.raw == blob.NO_GID:
             continue
