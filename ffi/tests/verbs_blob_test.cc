@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ffi/transport/staging_ring.h"
-#include "ffi/transport/verbs.h"
+#include "ffi/transport/transports.h"
 
 namespace gear_jax::transport {
 namespace {

@@ -1,7 +1,5 @@
 // The verbs transport on a device: both sides in this process, over one port. Skipped where there is no RDMA device;
 // tools/softroce has one.
-#include "ffi/transport/verbs.h"
-
 #include <gtest/gtest.h>
 
 #if __has_include(<infiniband/verbs.h>)
@@ -16,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "ffi/transport/transports.h"
 #include "ffi/transport/verbs_blob.h"
 #include "ffi/transport/verbs_device.h"
 #include "ffi/transport/verbs_library.h"

@@ -1,6 +1,11 @@
+// Remote reads with verbs (InfiniBand, RoCE): the reading side, behind MakeVerbs (transports.h). No XLA, no Python.
+//
+// libibverbs is opened at run time (verbs_library.h), so what is built with this loads where there is none. Each peer
+// has several queue pairs of the kind RC. A read goes into registered memory of the transport's own, and its
+// completion copies it to the caller's: nothing is ever registered for a read. A queue pair is spent after an error
+// completion, and its peer with it: what is posted to the peer then ends as kLost until it is disconnected and
+// connected anew.
 #if __has_include(<infiniband/verbs.h>)
-
-#include "ffi/transport/verbs.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,6 +22,7 @@
 #include <vector>
 
 #include "ffi/transport/error_text.h"
+#include "ffi/transport/transports.h"
 #include "ffi/transport/verbs_blob.h"
 #include "ffi/transport/verbs_device.h"
 #include "ffi/transport/verbs_library.h"
