@@ -304,6 +304,7 @@ TEST_F(Verbs, PeersAreApart) {
 
 TEST_F(Verbs, HostileAnswersAreRefused) {
   Start(1 << 16);
+  reader_->Disconnect(0);
   std::string error;
   for (int i = 0; i < 5; ++i) {
     const std::vector<uint8_t> offer = reader_->Offer(0, &error);
@@ -332,6 +333,24 @@ TEST_F(Verbs, HostileAnswersAreRefused) {
   EXPECT_NE(error, "");
   ASSERT_EQ(Connect(0), "");
   EXPECT_EQ(ReadOne(200, 0, 100), Status::kOk);
+}
+
+// Until the answer is there, the last connection goes on.
+TEST_F(Verbs, AnOfferDisturbsNothing) {
+  Start(1 << 16);
+  std::string error;
+  const std::vector<uint8_t> given_up = reader_->Offer(0, &error);
+  EXPECT_EQ(ReadOne(0, 0, 100), Status::kOk);
+  const std::vector<uint8_t> offer = reader_->Offer(0, &error);
+  EXPECT_EQ(ReadOne(1, 0, 100), Status::kOk);
+  const std::vector<uint8_t> answer = responder_->Answer(offer);
+  EXPECT_EQ(ReadOne(2, 0, 100), Status::kOk);
+  std::vector<uint8_t> to(100);
+  ASSERT_TRUE(reader_->Post(0, 0, 0, 100, to.data(), 3));  // ends, one way or the other
+  ASSERT_EQ(reader_->Connect(0, answer.data(), answer.size(), {responder_->region()}), "");
+  ASSERT_TRUE(Await(4));
+  EXPECT_EQ(ReadOne(4, 0, 100), Status::kOk);
+  EXPECT_NE(reader_->Connect(0, answer.data(), answer.size(), {responder_->region()}), "") << "an answer is taken once";
 }
 
 TEST_F(Verbs, EveryMtuOfThePortWorks) {

@@ -104,13 +104,11 @@ class Verbs final : public Transport {
       *error = ErrorText("verbs: peer", peer, "0 or more", "Name one of the job's.");
       return {};
     }
-    Disconnect(peer);
     if (static_cast<size_t>(peer) >= peers_.size()) peers_.resize(peer + 1);
     if (peers_[peer] == nullptr) peers_[peer] = std::make_unique<VerbsPeer>(&context_);
     VerbsEnd mine;
-    *error = peers_[peer]->Prepare(&serial_, &mine);
+    *error = peers_[peer]->Prepare(&mine);
     if (!error->empty()) return {};
-    for (size_t i = 0; i < peers_[peer]->queue_pairs(); ++i) pairs_[peers_[peer]->serial(i)] = {peer, i};
     return EncodeVerbsEnd(mine);
   }
 
@@ -119,12 +117,14 @@ class Verbs final : public Transport {
     std::string error = DecodeVerbsEnd(blob, bytes, &theirs);
     if (!error.empty()) return error;
     VerbsPeer* const connecting = Find(peer);
-    if (connecting == nullptr || connecting->connected()) {
-      return ErrorText("verbs: Connect to peer " + std::to_string(peer),
-                       connecting == nullptr ? "no offer" : "one that is connected", "an offer that nobody has taken",
-                       "Call Disconnect and Offer first.");
+    if (connecting == nullptr || !connecting->prepared()) {
+      return ErrorText("verbs: Connect to peer " + std::to_string(peer), "an answer without an offer",
+                       "an answer to the last offer", "Call Offer first.");
     }
-    return connecting->Connect(theirs, std::move(regions));
+    Disconnect(peer);
+    error = connecting->Connect(theirs, std::move(regions), &serial_);
+    for (size_t i = 0; i < connecting->queue_pairs(); ++i) pairs_[connecting->serial(i)] = {peer, i};
+    return error;
   }
 
   void Disconnect(int32_t peer) override {

@@ -20,6 +20,7 @@ std::string CallError(const std::string& call, int error, const std::string& fix
   return ErrorText("verbs: " + call, std::strerror(error), "success", fix);
 }
 
+constexpr char kSameVersion[] = "The peer must run the same version of gear_jax with the same options.";
 constexpr char kSeeDoctor[] = "`python -m gear_jax doctor` shows the device's limits and addresses.";
 
 uint32_t RandomPsn() {
@@ -30,7 +31,8 @@ uint32_t RandomPsn() {
 }  // namespace
 
 VerbsPeer::~VerbsPeer() {
-  DestroyQueuePairs();
+  Destroy(&pairs_);
+  Destroy(&next_);
   if (registration_ != nullptr) context_->library->dereg_mr(registration_);
   if (staging_ != nullptr) munmap(staging_, staging_bytes_);
 }
@@ -57,7 +59,7 @@ std::string VerbsPeer::Register() {
   return "";
 }
 
-std::string VerbsPeer::CreateQueuePair(uint32_t serial, uint32_t index) {
+std::string VerbsPeer::CreateQueuePair(uint32_t index) {
   auto pair = std::make_unique<QueuePair>(index * pair_bytes_, pair_bytes_);
   ibv_qp_init_attr init = {};
   init.send_cq = init.recv_cq = context_->completions;
@@ -67,10 +69,9 @@ std::string VerbsPeer::CreateQueuePair(uint32_t serial, uint32_t index) {
   init.cap.max_send_sge = init.cap.max_recv_sge = 1;
   pair->qp = context_->library->create_qp(context_->domain, &init);
   if (pair->qp == nullptr) return CallError("making a queue pair", errno, kSeeDoctor);
-  pair->serial = serial;
   pair->psn = RandomPsn();
   ibv_qp* qp = pair->qp;
-  pairs_.push_back(std::move(pair));
+  next_.push_back(std::move(pair));
   ibv_qp_attr attributes = {};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = context_->device.port;
@@ -80,11 +81,12 @@ std::string VerbsPeer::CreateQueuePair(uint32_t serial, uint32_t index) {
   return error == 0 ? "" : CallError("queue pair to INIT", error, kSeeDoctor);
 }
 
-std::string VerbsPeer::Prepare(uint32_t* serial, VerbsEnd* mine) {
+std::string VerbsPeer::Prepare(VerbsEnd* mine) {
+  Destroy(&next_);
   std::string error = Register();
-  for (uint32_t i = 0; i < context_->queue_pairs && error.empty(); ++i) error = CreateQueuePair((*serial)++, i);
+  for (uint32_t i = 0; i < context_->queue_pairs && error.empty(); ++i) error = CreateQueuePair(i);
   if (!error.empty()) {
-    DestroyQueuePairs();
+    Destroy(&next_);
     return error;
   }
   const VerbsDevice& device = context_->device;
@@ -93,7 +95,7 @@ std::string VerbsPeer::Prepare(uint32_t* serial, VerbsEnd* mine) {
   mine->lid = device.lid;
   mine->gid = device.gid;
   mine->reads = static_cast<uint8_t>(context_->reads);
-  for (const auto& pair : pairs_) mine->queue_pairs.push_back({pair->qp->qp_num, pair->psn});
+  for (const auto& pair : next_) mine->queue_pairs.push_back({pair->qp->qp_num, pair->psn});
   return "";
 }
 
@@ -134,54 +136,60 @@ std::string VerbsPeer::ToReady(const QueuePair& pair, const VerbsEnd& theirs, co
   return error == 0 ? "" : CallError("queue pair to RTS", error, kSeeDoctor);
 }
 
-std::string VerbsPeer::Connect(const VerbsEnd& theirs, std::vector<RemoteRegion> regions) {
-  const auto refuse = [this](const std::string& error) {
-    DestroyQueuePairs();
-    return error;
-  };
-  const std::string fix = "The peer must run the same version of gear_jax with the same options.";
-  if (pairs_.empty()) return ErrorText("verbs connection", "an answer", "an offer before it", "Call Offer first.");
-  if (theirs.queue_pairs.size() != pairs_.size()) {
-    return refuse(ErrorText("verbs connection: queue pairs", theirs.queue_pairs.size(), pairs_.size(), fix));
-  }
-  if (theirs.link != context_->device.link) {
-    return refuse(ErrorText("verbs connection", "InfiniBand on one side and Ethernet on the other", "the same on both",
-                            "Name the devices: device=."));
-  }
-  std::vector<Region> taken;
+std::string VerbsPeer::TakeRegions(const std::vector<RemoteRegion>& regions) {
+  regions_.clear();
   for (const RemoteRegion& region : regions) {
     uint32_t key = 0;
     if (!DecodeRemoteKey(region.key, &key)) {
-      return refuse(ErrorText("verbs connection: bytes of a region's key", region.key.size(), 4, fix));
+      return ErrorText("verbs connection: bytes of a region's key", region.key.size(), 4, kSameVersion);
     }
     if (region.bytes > ~uint64_t{0} - region.address) {
-      return refuse(ErrorText("verbs connection: bytes of a region", region.bytes, "an end below 2^64", fix));
+      return ErrorText("verbs connection: bytes of a region", region.bytes, "an end below 2^64", kSameVersion);
     }
-    taken.push_back({region.address, region.bytes, key});
+    regions_.push_back({region.address, region.bytes, key});
+  }
+  return "";
+}
+
+std::string VerbsPeer::Connect(const VerbsEnd& theirs, std::vector<RemoteRegion> regions, uint32_t* serial) {
+  std::string error;
+  if (theirs.queue_pairs.size() != next_.size()) {
+    error = ErrorText("verbs connection: queue pairs", theirs.queue_pairs.size(), next_.size(), kSameVersion);
+  } else if (theirs.link != context_->device.link) {
+    error = ErrorText("verbs connection", "InfiniBand on one side and Ethernet on the other", "the same on both",
+                      "Name the devices: device=.");
+  } else {
+    error = TakeRegions(regions);
   }
   reads_ = std::min<uint32_t>(context_->reads, theirs.reads);
-  for (size_t i = 0; i < pairs_.size(); ++i) {
-    if (std::string error = ToReady(*pairs_[i], theirs, theirs.queue_pairs[i]); !error.empty()) return refuse(error);
+  for (size_t i = 0; i < next_.size() && error.empty(); ++i) {
+    error = ToReady(*next_[i], theirs, theirs.queue_pairs[i]);
+    next_[i]->serial = (*serial)++;
   }
-  regions_ = std::move(taken);
+  if (!error.empty()) {
+    Destroy(&next_);
+    return error;
+  }
+  pairs_ = std::move(next_);
+  next_.clear();
   connected_ = true;
   return "";
 }
 
-void VerbsPeer::DestroyQueuePairs() {
-  for (const auto& pair : pairs_) {
+void VerbsPeer::Destroy(QueuePairs* pairs) {
+  for (const auto& pair : *pairs) {
     if (pair->qp != nullptr) context_->library->destroy_qp(pair->qp);
   }
-  pairs_.clear();
-  under_way_ = bytes_under_way_ = 0;
-  connected_ = spent_ = false;
+  pairs->clear();
 }
 
 void VerbsPeer::Drop(std::vector<Completion>* ended) {
   for (const auto& pair : pairs_) {
     for (const UnderWay& read : pair->under_way) ended->push_back({read.cookie, Status::kLost});
   }
-  DestroyQueuePairs();
+  Destroy(&pairs_);
+  under_way_ = bytes_under_way_ = 0;
+  connected_ = spent_ = false;
 }
 
 bool VerbsPeer::Post(int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) {

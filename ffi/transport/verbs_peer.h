@@ -39,15 +39,19 @@ class VerbsPeer {
   VerbsPeer(const VerbsPeer&) = delete;
   VerbsPeer& operator=(const VerbsPeer&) = delete;
 
-  // Makes new queue pairs, numbered from *serial on, and says what the peer must know of them. "" or the error.
-  std::string Prepare(uint32_t* serial, VerbsEnd* mine);
+  // Makes new queue pairs, in place of such that no Connect has taken, and says what the peer must know of them. A
+  // connection goes on meanwhile. "" or the error.
+  std::string Prepare(VerbsEnd* mine);
 
-  // Brings them to RTS. "" or the error, after which there are none.
-  std::string Connect(const VerbsEnd& theirs, std::vector<RemoteRegion> regions);
+  // Brings the new queue pairs to RTS; those of the last connection must have been dropped. They are numbered from
+  // *serial on. "" or the error, after which there are none.
+  std::string Connect(const VerbsEnd& theirs, std::vector<RemoteRegion> regions, uint32_t* serial);
 
-  // Destroys the queue pairs; nothing comes in afterwards. What was under way ends as kLost in `ended`.
+  // Destroys the queue pairs of the connection; nothing comes in afterwards. What was under way ends as kLost in
+  // `ended`.
   void Drop(std::vector<Completion>* ended);
 
+  bool prepared() const { return !next_.empty(); }
   bool connected() const { return connected_; }
   bool spent() const { return spent_; }  // by an error; only Drop and a new connection help
   size_t regions() const { return regions_.size(); }
@@ -79,17 +83,21 @@ class VerbsPeer {
     std::deque<UnderWay> under_way;  // reads of a queue pair end in the order they were posted
   };
 
+  using QueuePairs = std::vector<std::unique_ptr<QueuePair>>;
+
   std::string Register();
-  std::string CreateQueuePair(uint32_t serial, uint32_t index);
+  std::string CreateQueuePair(uint32_t index);
+  std::string TakeRegions(const std::vector<RemoteRegion>& regions);
   std::string ToReady(const QueuePair& pair, const VerbsEnd& theirs, const QueuePairEnd& end);
-  void DestroyQueuePairs();
+
+  void Destroy(QueuePairs* pairs);
 
   const VerbsContext* context_;
   void* staging_ = nullptr;  // kept from connection to connection
   uint64_t staging_bytes_ = 0;
   uint64_t pair_bytes_ = 0;
   ibv_mr* registration_ = nullptr;
-  std::vector<std::unique_ptr<QueuePair>> pairs_;
+  QueuePairs pairs_, next_;  // of the connection, and those that wait for an answer; they use the same memory
   struct Region {
     uint64_t address, bytes;
     uint32_t key;
