@@ -225,6 +225,13 @@ void AddTransport(nb::module_& m) {
       .def("accept", &Accept, "The blob for a peer that has sent this offer; ucx only.")
       .def("read", &Read, "Reads (peer, region, offset, bytes, to) and waits; returns how each has ended.")
       .def("alive", &Alive)
+      .def("checks_keys",
+           [](Session& s) {
+             bool checks = false;
+             s.Run([&](Transport& t) { checks = t.capabilities().checks_keys; });
+             return checks;
+           },
+           NoGil(), "Whether the exposing side itself refuses wrong keys and bounds.")
       .def("region_bytes", &Session::RegionBytes)
       .def("counters", [](const Session& s) { return ToDict(s.counters()); })
       .def(
