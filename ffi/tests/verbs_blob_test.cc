@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/transport/sealed.h"
 #include "ffi/transport/staging_ring.h"
 #include "ffi/transport/transports.h"
 
@@ -24,6 +25,12 @@ VerbsEnd Sound() {
   end.reads = 16;
   end.queue_pairs = {{17, 0}, {0xffffff, 0xffffff}};
   return end;
+}
+
+// Changed bytes with a checksum that fits them, as a hostile peer would send.
+void Reseal(std::vector<uint8_t>* blob) {
+  const uint64_t check = Checksum(blob->data(), blob->size() - 8);
+  for (int i = 0; i < 8; ++i) (*blob)[blob->size() - 8 + i] = static_cast<uint8_t>(check >> 8 * i);
 }
 
 std::string Decode(const std::vector<uint8_t>& blob, VerbsEnd* end) {
@@ -51,7 +58,12 @@ TEST(VerbsBlob, HasTheDocumentedLayout) {
   end.queue_pairs = {{0x010203, 0x040506}};
   const std::vector<uint8_t> want = {'G', 'J', 'V', 'B', 1, 2, 0x00, 0x04, 0, 0, 16, 1, 0x20, 0x01, 0x0d, 0xb8, 0, 0,
                                      0,   0,   0,   0,   0, 0, 0,    0,    0, 7, 3,  2, 1,    0,    6,    5,    4, 0};
-  EXPECT_EQ(EncodeVerbsEnd(end), want);
+  std::vector<uint8_t> got = EncodeVerbsEnd(end);
+  ASSERT_EQ(got.size(), want.size() + 8);
+  uint64_t check = 0;
+  for (int i = 8; i > 0; --i, got.pop_back()) check = check << 8 | got.back();
+  EXPECT_EQ(got, want);
+  EXPECT_EQ(check, 0xC5F327927C28196Au);
 }
 
 TEST(VerbsBlob, RefusesEachFieldThatIsWrong) {
@@ -99,7 +111,13 @@ TEST(VerbsBlob, RefusesOtherSizesAndVersions) {
   for (size_t at : {0, 3, 4}) {
     std::vector<uint8_t> other = sound;
     other[at] ^= 0x80;
+    Reseal(&other);
     EXPECT_NE(Decode(other, &end), "") << at;
+  }
+  for (size_t at = 0; at < sound.size(); ++at) {
+    std::vector<uint8_t> other = sound;
+    other[at] ^= 0x10;
+    EXPECT_NE(Decode(other, &end), "") << "byte " << at << " may change unseen";
   }
 }
 
@@ -110,6 +128,7 @@ TEST(VerbsBlob, SurvivesHostileBytes) {
   for (int round = 0; round < 20000; ++round) {
     std::vector<uint8_t> blob = EncodeVerbsEnd(Sound());
     for (uint32_t changes = 1 + random() % 4; changes > 0; --changes) blob[random() % blob.size()] = random();
+    if (round % 5 != 0) Reseal(&blob);
     if (round % 3 == 0) blob.resize(random() % 64);
     VerbsEnd end;
     if (!Decode(blob, &end).empty()) continue;

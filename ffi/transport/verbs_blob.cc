@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ffi/transport/error_text.h"
+#include "ffi/transport/sealed.h"
 
 namespace gear_jax::transport {
 namespace {
@@ -12,6 +13,7 @@ constexpr char kMagic[4] = {'G', 'J', 'V', 'B'};
 constexpr uint8_t kVersion = 1;
 constexpr size_t kHeaderBytes = 28;
 constexpr size_t kQueuePairBytes = 8;
+constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kMax24 = (1u << 24) - 1;
 constexpr uint32_t kLastUnicastLid = 0xBFFF;
 
@@ -67,13 +69,15 @@ std::vector<uint8_t> EncodeVerbsEnd(const VerbsEnd& end) {
     Put(&to, pair.number, 4);
     Put(&to, pair.psn, 4);
   }
+  const uint64_t check = Checksum(to.data(), to.size());
+  Put(&to, static_cast<uint32_t>(check), 4);
+  Put(&to, static_cast<uint32_t>(check >> 32), 4);
   return to;
 }
 
 std::string DecodeVerbsEnd(const uint8_t* data, size_t bytes, VerbsEnd* end) {
-  if (data == nullptr || bytes < kHeaderBytes) {
-    return Bad("bytes of the blob", bytes, std::to_string(kHeaderBytes) + " or more");
-  }
+  constexpr size_t kLeast = kHeaderBytes + kChecksumBytes;
+  if (data == nullptr || bytes < kLeast) return Bad("bytes of the blob", bytes, std::to_string(kLeast) + " or more");
   if (std::memcmp(data, kMagic, sizeof(kMagic)) != 0) return Bad("first 4 bytes", "others", "GJVB");
   if (data[4] != kVersion) return Bad("version", int{data[4]}, std::to_string(kVersion));
   if (data[5] != 1 && data[5] != 2) return Bad("link", int{data[5]}, "1 (InfiniBand) or 2 (Ethernet)");
@@ -88,8 +92,12 @@ std::string DecodeVerbsEnd(const uint8_t* data, size_t bytes, VerbsEnd* end) {
   if (count == 0 || count > kMaxQueuePairs) {
     return Bad("queue pairs", count, "1 ... " + std::to_string(kMaxQueuePairs));
   }
-  const size_t wanted = kHeaderBytes + count * kQueuePairBytes;
+  const size_t wanted = kHeaderBytes + count * kQueuePairBytes + kChecksumBytes;
   if (bytes != wanted) return Bad("bytes of the blob", bytes, std::to_string(wanted));
+  const uint8_t* const check = data + wanted - kChecksumBytes;
+  if ((uint64_t{Get(check + 4, 4)} << 32 | Get(check, 4)) != Checksum(data, wanted - kChecksumBytes)) {
+    return Bad("checksum", "another", "that of the bytes before it");
+  }
   std::copy(data + 12, data + 28, read.gid.begin());
   if (std::string error = CheckAddress(read); !error.empty()) return error;
   std::vector<uint32_t> numbers;

@@ -1,7 +1,8 @@
 // What the two sides of a verbs connection tell each other about themselves, as bytes. No verbs here.
 //
 // Little-endian: "GJVB", version u8, link u8, MTU u16, LID u16, reads u8, queue pairs u8, GID 16 bytes, then for each
-// queue pair its number u32 and its first packet's u32. gear_jax/transport/_verbs.py reads and writes the same.
+// queue pair its number u32 and its first packet's u32, then the Checksum (sealed.h) of all that u64.
+// gear_jax/transport/_verbs_blob.py reads and writes the same.
 #ifndef GEAR_JAX_FFI_TRANSPORT_VERBS_BLOB_H_
 #define GEAR_JAX_FFI_TRANSPORT_VERBS_BLOB_H_
 

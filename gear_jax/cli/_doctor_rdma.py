@@ -95,19 +95,11 @@ def _exports_dma_buf(driver: Any) -> bool:
 
 def _verbs_text() -> str:
     """Whether remote reads would go over verbs."""
-    problem = _verbs.problem() or _reader_problem()
-    return f"not usable: {problem}" if problem else "usable: what transport=None would choose where all processes can"
-
-
-def _reader_problem() -> str | None:
-    """Why the reading side cannot use verbs, or None."""
-    from gear_jax import _native
-
     try:
-        module = _native.load("cpu")
-    except ImportError as e:
-        return str(e)
-    return module.transport_missing("verbs", {}) or None
+        problem = _verbs.missing({})
+    except ImportError as e:  # no library of the CPU; the report says so elsewhere
+        problem = str(e)
+    return f"not usable: {problem}" if problem else "usable: what is chosen where all processes can"
 
 
 def _read(path: pathlib.Path) -> str:

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from gear_jax import _native
 from gear_jax._errors import message, value_error
 from gear_jax.transport import _verbs_blob as blob
 from gear_jax.transport import _verbs_device
+from gear_jax.transport._errors import malformed
 from gear_jax.transport._verbs_device import VerbsError, pyverbs
 
 # Of the verbs ABI.
@@ -23,13 +25,28 @@ _TO_RTS = 1 << 0 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16 | 1 << 13  # ... timeout
 _LOCKED = "Raise the limit on locked memory (`ulimit -l unlimited`; `LimitMEMLOCK=infinity` in a systemd unit)."
 
 
-def problem(device: str = "", port: int = 1, gid_index: int = -1, mtu: int = 0) -> str | None:
-    """Why this process cannot expose memory with verbs, or None if it can. The arguments are `open_device`'s."""
+_DEVICE = ("device", "port", "gid_index", "mtu")
+_EXPOSING = (*_DEVICE, "traffic_class", "retries", "ack_timeout")
+
+
+def missing(options: dict[str, Any]) -> str:
+    """See `Kind`: the exposing side needs pyverbs and a device, the reading side a build with verbs and libibverbs."""
     try:
-        _verbs_device.open_device(device, port, gid_index, mtu).context.close()
+        _verbs_device.open_device(**_only(_DEVICE, options)).context.close()
     except VerbsError as e:
         return str(e)
-    return None
+    library: Any = _native.load("cpu")
+    return library.transport_missing("verbs", options)
+
+
+def expose(native: Any, memory: list[tuple[int, int]], options: dict[str, Any]) -> "VerbsExposer":
+    """See `Kind`."""
+    del native  # reads only
+    return VerbsExposer(memory, **_only(_EXPOSING, options))
+
+
+def _only(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
 
 
 class VerbsExposer:
@@ -90,7 +107,6 @@ class VerbsExposer:
             self.close()
             raise
 
-    @property
     def regions(self) -> list[tuple[int, int, bytes]]:
         """(address, bytes, key) of each region, for the peers of the job and nobody else."""
         return list(self._regions)
@@ -117,7 +133,7 @@ class VerbsExposer:
           The answer, for its Connect.
 
         Raises:
-          ValueError: for an offer that is malformed or not for this device's kind of link.
+          MalformedError: for an offer that no peer makes, or for another kind of link than this device's.
           VerbsError: where a call of verbs fails.
         """
         theirs = blob.decode(offer)
@@ -126,7 +142,7 @@ class VerbsExposer:
             if theirs.link != device.link:
                 names = {blob.INFINIBAND: "InfiniBand", blob.ETHERNET: "Ethernet"}
                 wanted = f"{names[device.link]}, as {device.name} here"
-                raise value_error("verbs connection: link", got=names[theirs.link], wanted=wanted, fix="Set device=.")
+                raise malformed("verbs connection: link", got=names[theirs.link], wanted=wanted)
             self._drop(peer)
             reads = max(1, min(theirs.reads, device.max_reads, 255))
             pairs = self._peers.setdefault(peer, [])

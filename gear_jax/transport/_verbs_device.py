@@ -11,6 +11,7 @@ from typing import Any
 
 from gear_jax._errors import message
 from gear_jax.transport import _verbs_blob as blob
+from gear_jax.transport._errors import TransportError
 
 FIX = '`python -m gear_jax doctor` lists devices and addresses; transport="ucx" needs none.'
 _INSTALL = "Debian, Ubuntu: apt-get install python3-pyverbs ibverbs-providers, for the system's Python."
@@ -18,7 +19,7 @@ _INSTALL = "Debian, Ubuntu: apt-get install python3-pyverbs ibverbs-providers, f
 _PORT_ACTIVE, _LINK_ETHERNET, _ROCE_V1 = 4, 2, 1
 
 
-class VerbsError(RuntimeError):
+class VerbsError(TransportError):
     """Verbs cannot be used, or a call of theirs failed; the text says what, got, wanted and the fix."""
 
 

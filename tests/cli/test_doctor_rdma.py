@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gear_jax import _cuda, _native, cli
+from gear_jax import _cuda, cli
 from gear_jax.cli import _doctor, _doctor_gpu, _doctor_rdma
 from gear_jax.transport import _verbs
 
@@ -32,12 +32,10 @@ def machine(monkeypatch, tmp_path):
             if kind:
                 (at / "gid_attrs/types" / str(index)).write_text(kind + "\n")
 
-    state = SimpleNamespace(port=port, sys=tmp_path, verbs=None, reader="")
+    state = SimpleNamespace(port=port, sys=tmp_path, verbs="")
     monkeypatch.setattr(_doctor_rdma, "_SYS", tmp_path)
     monkeypatch.setattr(_cuda, "library", lambda: None)
-    monkeypatch.setattr(_verbs, "problem", lambda: state.verbs)
-    library = SimpleNamespace(transport_missing=lambda name, options: state.reader)
-    monkeypatch.setattr(_native, "load", lambda platform: library)
+    monkeypatch.setattr(_verbs, "missing", lambda options: state.verbs)
     return state
 
 
@@ -79,8 +77,6 @@ def test_nothing_there(machine):
     assert "devices: none: this machine has no RDMA device" in said
     assert "verbs: not usable: verbs: got none" in said
     assert "GPUDirect: no: this machine has no NVIDIA driver" in said
-    machine.verbs, machine.reader = None, "a build without them"
-    assert "verbs: not usable: a build without them" in text()
 
 
 @pytest.mark.parametrize(

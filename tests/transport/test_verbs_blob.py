@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gear_jax.transport import MalformedError
 from gear_jax.transport import _verbs_blob as blob
 
 GID = bytes.fromhex("20010db8000000000000000000000007")
@@ -28,7 +29,7 @@ def test_round_trip(end):
 def test_the_layout_is_the_one_that_cpp_reads():
     end = dataclasses.replace(SOUND, queue_pairs=((0x010203, 0x040506),))
     want = b"GJVB" + bytes([1, 2, 0x00, 0x04, 0, 0, 16, 1]) + GID + bytes([3, 2, 1, 0, 6, 5, 4, 0])
-    assert blob.encode(end) == want
+    assert blob.encode(end) == want + (0xC5F327927C28196A).to_bytes(8, "little")
     assert blob.encode_key(0x01020304) == bytes([4, 3, 2, 1])
 
 
@@ -53,28 +54,41 @@ def test_the_layout_is_the_one_that_cpp_reads():
     ],
 )
 def test_each_wrong_field_is_refused_by_name(change, what):
-    with pytest.raises(ValueError, match=rf"verbs connection: .*{what}.*wanted"):
+    with pytest.raises(MalformedError, match=rf"verbs connection: .*{what}.*wanted"):
         blob.decode(blob.encode(dataclasses.replace(SOUND, **change)))
 
 
-@given(st.binary(max_size=700) | st.binary(max_size=60).map(lambda tail: b"GJVB\x01\x02" + tail))
+@given(st.binary(max_size=700) | st.binary(max_size=60).map(lambda tail: blob.seal(b"GJVB\x01\x02" + tail)))
 def test_bytes_from_anywhere_are_refused_or_sound(data):
     try:
         end = blob.decode(data)
-    except ValueError as e:
+    except MalformedError as e:
         assert "wanted" in str(e)
     else:
         assert blob.encode(end) == data
 
 
-@given(ethernet, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4), st.booleans())
-def test_changed_bytes_are_refused_or_sound(end, changes, cut):
+some_changes = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4)
+
+
+@given(ethernet, some_changes, st.booleans(), st.booleans())
+def test_changed_bytes_are_refused_or_sound(end, changes, cut, seal):
     data = bytearray(blob.encode(end))
     for at, value in changes:
         data[at % len(data)] = value
     if cut:
         del data[changes[0][0] % len(data) :]
+    if seal:
+        data = blob.seal(bytes(data[:-8]))
     try:
         assert blob.encode(blob.decode(bytes(data))) == bytes(data)
-    except ValueError as e:
+    except MalformedError as e:
         assert "wanted" in str(e)
+
+
+@given(ethernet, st.integers(0, 10**6), st.integers(1, 255))
+def test_no_byte_changes_unseen(end, at, change):
+    data = bytearray(blob.encode(end))
+    data[at % len(data)] ^= change
+    with pytest.raises(MalformedError):
+        blob.decode(bytes(data))
