@@ -23,7 +23,7 @@ install = $(bin)/python -m pip install --prefer-binary --disable-pip-version-che
 jax = $(if $(JAX),"jax==$(JAX)")
 installed := $(VENV)/.installed-jax$(JAX)
 
-.PHONY: help demo test lint format types test-cpp test-cpp-threads test-cuda test-cuda-sanitized bazel-test bench dist clean
+.PHONY: help demo test lint format types test-cpp test-cpp-threads test-rdma test-cuda test-cuda-sanitized bazel-test bench dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make test        Python tests (PYTEST_ARGS="-k gather")'
 	@echo 'make test-cpp    C++ tests under the address and undefined-behaviour sanitizers (needs libgtest-dev)'
 	@echo 'make test-cpp-threads  the same under the thread sanitizer'
+	@echo 'make test-rdma   RDMA tests in small virtual machines with Soft-RoCE (Debian 12, Python 3.11; skips elsewhere)'
 	@echo 'make test-cuda   tests of the CUDA kernels on a GPU (needs nvcc and libgtest-dev);  make test-cuda-sanitized'
 	@echo '                 the same under compute-sanitizer (memcheck, racecheck, initcheck)'
 	@echo 'make bazel-test  the Bazel build and its tests (needs bazel-bootstrap and libgtest-dev)'
@@ -82,6 +83,13 @@ test-cpp test-cpp-threads: $(installed)-test
 	  -DGEAR_JAX_BUILD_MODULES=OFF -DGEAR_JAX_BUILD_TESTS=ON -DGEAR_JAX_SANITIZE=$(sanitizer)
 	$(bin)/cmake --build build/$(sanitizer)
 	$(bin)/ctest --test-dir build/$(sanitizer) --output-on-failure
+
+# Under the address sanitizer, like the C++ tests that need no device.
+test-rdma: $(installed)-test
+	$(bin)/cmake -S . -B build/address -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \
+	  -DGEAR_JAX_BUILD_MODULES=OFF -DGEAR_JAX_BUILD_TESTS=ON -DGEAR_JAX_SANITIZE=address
+	$(bin)/cmake --build build/address --target verbs_test
+	tools/softroce/test.sh $(VENV) build/address/verbs_test
 
 test-cuda test-cuda-sanitized: $(installed)-test
 	$(bin)/cmake -S . -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \

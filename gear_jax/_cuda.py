@@ -12,6 +12,7 @@ _LIBRARY = "libcuda.so.1"
 _PROC_VERSION = pathlib.Path("/proc/driver/nvidia/version")
 # Numbers of CUdevice_attribute.
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING, _MAJOR, _MINOR = 19, 41, 75, 76
+_DMA_BUF = 124
 _SUCCESS, _NO_DEVICE = 0, 100
 _BATCH_COPY = 12080  # since when there is cudaMemcpyBatchAsync
 
@@ -76,23 +77,37 @@ def devices(driver: Any) -> list[Device]:
     return [_device(driver, i) for i in range(count.value)]
 
 
+def exports_dma_buf(driver: Any, ordinal: int) -> bool:
+    """Whether the driver hands out a GPU's memory as dma-buf, by which an RDMA device reaches it.
+
+    Raises:
+      DriverError: if the driver does not start, or has no such GPU.
+    """
+    _check(driver, "cuInit", driver.cuInit(0))
+    return bool(_attribute(driver, _handle(driver, ordinal), _DMA_BUF))
+
+
 def _device(driver: Any, ordinal: int) -> Device:
-    handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    _check(driver, "cuDeviceGet", driver.cuDeviceGet(ctypes.byref(handle), ordinal))
+    handle, name = _handle(driver, ordinal), ctypes.create_string_buffer(256)
     _check(driver, "cuDeviceGetName", driver.cuDeviceGetName(name, len(name), handle))
-
-    def attribute(number: int) -> int:
-        value = ctypes.c_int()
-        code = driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
-        _check(driver, "cuDeviceGetAttribute", code)
-        return value.value
-
     return Device(
         name.value.decode(errors="replace"),
-        (attribute(_MAJOR), attribute(_MINOR)),
-        bool(attribute(_CAN_MAP_HOST_MEMORY)),
-        bool(attribute(_UNIFIED_ADDRESSING)),
+        (_attribute(driver, handle, _MAJOR), _attribute(driver, handle, _MINOR)),
+        bool(_attribute(driver, handle, _CAN_MAP_HOST_MEMORY)),
+        bool(_attribute(driver, handle, _UNIFIED_ADDRESSING)),
     )
+
+
+def _handle(driver: Any, ordinal: int) -> Any:
+    handle = ctypes.c_int()
+    _check(driver, "cuDeviceGet", driver.cuDeviceGet(ctypes.byref(handle), ordinal))
+    return handle
+
+
+def _attribute(driver: Any, handle: Any, number: int) -> int:
+    value = ctypes.c_int()
+    _check(driver, "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle))
+    return value.value
 
 
 def _check(driver: Any, call: str, code: int) -> None:

@@ -21,7 +21,7 @@ std::unique_ptr<Transport> MakeUcx(const Options&, std::string* error) {
 }
 #endif
 
-#ifndef GEAR_JAX_HAS_VERBS
+#if !__has_include(<infiniband/verbs.h>)
 std::unique_ptr<Transport> MakeVerbs(const Options&, std::string* error) {
   *error =
       "transport \"verbs\": got a build without libibverbs' headers, wanted one with them. Build again with "

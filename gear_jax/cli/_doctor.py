@@ -8,7 +8,7 @@ import re
 import sys
 
 import gear_jax
-from gear_jax.cli import _doctor_gpu, _doctor_transport, _trial
+from gear_jax.cli import _doctor_gpu, _doctor_rdma, _doctor_transport, _trial
 from gear_jax.cli._output import table
 
 _REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "etils", "numpy")
@@ -46,6 +46,7 @@ def run() -> int:
         ("Libraries", table([("CPU", _cpu_library()), ("CUDA", _cuda_library())])),
         ("GPU", table(gpu)),
         ("Remote reads", table(remote)),
+        ("RDMA", table(_doctor_rdma.report())),
         ("Optional packages", _extras()),
     ]
     for title, text in parts:

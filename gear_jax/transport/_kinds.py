@@ -9,7 +9,7 @@ from gear_jax.transport._errors import transport_error
 from gear_jax.transport._exposer import Kind
 
 # In the order of preference; each is a module _<name> with the members of `Kind`.
-KINDS = ("ucx",)
+KINDS = ("verbs", "ucx")
 
 # What a session's options may be, and of which type: the fields of Options in ffi/transport/transport.h.
 OPTIONS: dict[str, type] = {

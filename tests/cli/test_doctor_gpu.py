@@ -9,7 +9,7 @@ import pytest
 
 from gear_jax import _cuda, _host_memory, _native, cli
 from gear_jax._host_memory import GIB, LIMIT
-from gear_jax.cli import _doctor, _doctor_gpu, _trial
+from gear_jax.cli import _doctor, _doctor_gpu, _doctor_rdma, _trial
 
 H100 = _cuda.Device("NVIDIA H100", (9, 0), True, True)
 
@@ -45,6 +45,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(_trial, "run", run)
     monkeypatch.setattr(_host_memory, "available", lambda: 200 * GIB)
     monkeypatch.setattr(_host_memory, "groups", list)
+    monkeypatch.setattr(_doctor_rdma, "report", lambda: [("devices", "none")])
     monkeypatch.delenv(LIMIT, raising=False)
     return set_up
 
