@@ -9,6 +9,7 @@ from gear_jax.ops._gather import gather, gather_rows
 from gear_jax.ops._gather_engine import stats
 from gear_jax.ops._gather_start import Pending, gather_done, gather_start, release_queue
 from gear_jax.ops._pointers import Shards, pointers
+from gear_jax.ops._rdma import Remote, rdma_counters, rdma_fetch, rdma_fetch_done, rdma_fetch_start, rdma_read
 from gear_jax.ops._registry import check_platform, new_ticket
 from gear_jax.ops._scatter import scatter, scatter_rows, seal
 from gear_jax.ops._sumtree import Draws, sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
@@ -18,6 +19,7 @@ __all__ = [
     "Addresses",
     "Draws",
     "Pending",
+    "Remote",
     "Shards",
     "check_platform",
     "gather",
@@ -26,6 +28,11 @@ __all__ = [
     "gather_start",
     "new_ticket",
     "pointers",
+    "rdma_counters",
+    "rdma_fetch",
+    "rdma_fetch_done",
+    "rdma_fetch_start",
+    "rdma_read",
     "release_queue",
     "scatter",
     "scatter_rows",

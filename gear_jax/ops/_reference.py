@@ -38,6 +38,25 @@ def scatter(column, slots, values, lengths, starts, rows=None):
     return flat.reshape(column.shape)
 
 
+def fetch(columns, stamps, lost, rows, offset, width, pad="around", anchored=True):
+    """`rdma_fetch` of rows (shards, slots, starts, lengths, generations or None), each `[B]`.
+
+    One column's `[B, W, *shape]` of shards `[n, P, S, T, *shape]`, its mask, and which rows are valid.
+
+    `stamps` is `uint32[n, P, S]`, `lost` `bool[n]`.
+    """
+    shards, slots, starts, lengths, generations = rows
+    n, p, s = stamps.shape
+    known = (shards >= 0) & (shards < n) & (slots >= 0) & (slots < p * s)
+    shard, slot = jnp.where(known, shards, 0), jnp.where(known, slots, 0)
+    stamp = stamps.reshape(n, p * s)[shard, slot]
+    whole = stamp % 2 == 0 if generations is None else stamp == generations + generations
+    valid = known & whole & ~lost[shard]
+    table = columns.reshape(1, n * p * s, *columns.shape[3:])
+    at = jnp.where(valid, shard * (p * s) + slot, -1)
+    return *window(table, at, starts, lengths, offset, width, pad, 0, anchored), valid
+
+
 def stamps(stamp, slots, value):
     """`uint32[P, S]` after rows of `slots` were written, whose values are the same where their slots are."""
     flat = stamp.reshape(-1)
