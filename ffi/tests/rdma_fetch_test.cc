@@ -411,6 +411,12 @@ TEST(Flights, LandOnceAndAreTakenOnce) {
   Rows rows = Rows::Random(20, 5, 7);
   Trial trial(tables, rows, {0, 7, false});
   FetchFlights flights;
+  std::vector<std::shared_ptr<FetchFlight>> started;
+  const auto wait_for = [](FetchFlight& flight) {
+    std::promise<void> landed;
+    if (!flight.WhenLanded([&] { landed.set_value(); })) landed.set_value();
+    return landed.get_future().wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+  };
   const auto start = [&](int64_t depth) {
     auto flight = std::make_shared<FetchFlight>(trial.Call(), std::vector<int64_t>{420, 140, 20}, false);
     auto fetch = std::make_shared<Fetch>(flight->call(), Fake(tables), &trial.counters);
@@ -418,6 +424,7 @@ TEST(Flights, LandOnceAndAreTakenOnce) {
     flight->Holds(fetch);
     fetch->Start([flight] { flight->Land(); });
     fetch->Drain();
+    started.push_back(flight);
     return flights.Add(3, 0, depth, flight);
   };
   std::vector<FlightPart> parts = {{trial.out[0].data(), 420, {}},
@@ -431,15 +438,14 @@ TEST(Flights, LandOnceAndAreTakenOnce) {
   const auto flight = flights.Take(handle, 0, parts);
   ASSERT_NE(flight, nullptr);
   EXPECT_EQ(flights.Take(handle, 0, parts), nullptr);
-  std::promise<void> landed;
-  if (!flight->WhenLanded([&] { landed.set_value(); })) landed.set_value();
-  ASSERT_EQ(landed.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  ASSERT_TRUE(wait_for(*flight));
   flight->fetch().Finish();
   flight->CopyOut(parts);
   rows = Rows::Random(20, 5, 7);
   trial.Check([](int64_t) { return true; });
   flights.Release(3);
   EXPECT_EQ(flights.Take(other, 0, parts), nullptr);
+  for (const auto& each : started) ASSERT_TRUE(wait_for(*each));  // what is dropped goes on to its end
 }
 
 TEST(ReadRegions, MirrorsAllPeers) {
