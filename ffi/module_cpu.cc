@@ -17,6 +17,7 @@
 #include "ffi/staging.h"
 #include "ffi/transport/memory_reader.h"
 #include "ffi/transport/reader.h"
+#include "ffi/transport_module.h"
 
 namespace nb = nanobind;
 
@@ -92,12 +93,11 @@ NB_MODULE(_gear_cpu, m) {
   m.def("register_memory", &RegisterMemory, "Gives memory (pointer, bytes) an address, four words.");
   m.def("add_memory_reader", &AddMemoryReader,
         "Has a session number read this process's own memory: (number, self, peers' lists of (pointer, bytes)).");
-  m.def("remove_reader", &transport::RemoveReader, nb::call_guard<nb::gil_scoped_release>(),
-        "Forgets a session number.");
   m.def("set_peer_alive", &SetPeerAlive, "Whether a peer of a memory reader answers. False: there is no such reader.");
   m.def("rdma_counters", &CountRdma, "What has become of the rows fetched through a session number.");
   m.def("unregister_memory", &UnregisterMemory, nb::call_guard<nb::gil_scoped_release>(),
         "Makes an address stale, then waits until nobody reads its memory. False: it is stale already.");
+  AddTransport(m);
 }
 
 }  // namespace gear_jax

@@ -15,9 +15,9 @@ namespace gear_jax::transport {
 
 // What a user may set; a transport ignores what it has no use for. 0 or "": the transport's own choice.
 struct Options {
-  double timeout = 2.0;  // seconds that a read may take
-  uint32_t chunk = 0;    // most bytes of one read on the wire
-  uint32_t window = 0;   // chunks under way at a time, for each peer
+  double timeout = 2.0;      // seconds that a read may take
+  uint32_t chunk = 0;        // most bytes of one read on the wire
+  uint32_t window = 0;       // chunks under way at a time, for each peer
   uint32_t queue_pairs = 2;  // for each peer (verbs)
   std::string device;        // verbs: "mlx5_0"; ucx: a list for UCX_NET_DEVICES
   int32_t port = 1;
