@@ -8,7 +8,11 @@
 namespace gear_jax {
 namespace {
 
-// Writes a repeated element over [begin, end); both are multiples of the element's width, counted from a whole element.
+// Whether a window shows all of a row of one step.
+bool IsWhole(const Window& window) { return !window.anchored && window.offset == 0 && window.length == 1; }
+
+}  // namespace
+
 void FillPad(const GatherColumn& column, uint8_t* begin, int64_t bytes) {
   const auto& value = column.pad_value;
   const int64_t width = column.value_bytes;
@@ -19,11 +23,6 @@ void FillPad(const GatherColumn& column, uint8_t* begin, int64_t bytes) {
   }
   for (int64_t i = 0; i < bytes; i += width) std::memcpy(begin + i, value.data(), width);
 }
-
-// Whether a window shows all of a row of one step.
-bool IsWhole(const Window& window) { return !window.anchored && window.offset == 0 && window.length == 1; }
-
-}  // namespace
 
 int64_t GatherCall::FirstBadRow() const {
   for (int64_t row = 0; row < rows; ++row) {

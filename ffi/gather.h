@@ -71,6 +71,9 @@ struct GatherColumn {
   }
 };
 
+// Writes a column's padding over [begin, begin + bytes): whole elements.
+void FillPad(const GatherColumn& column, uint8_t* begin, int64_t bytes);
+
 struct GatherMask {
   uint8_t* out = nullptr;  // bool [rows, window.length]
   Window window;

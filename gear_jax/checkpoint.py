@@ -252,7 +252,8 @@ def restore(directory: str | os.PathLike, replay: Replay, step: int | None = Non
       step: the step's number; None: the latest.
 
     Returns:
-      A new state.
+      A new state. With `exchange="rdma"` each process saves and restores its own part, in a directory of its own, and
+      goes on with `state = replay.connect(state)`.
 
     Raises:
       FileNotFoundError: if there is no such directory or step.
@@ -269,7 +270,7 @@ def restore(directory: str | os.PathLike, replay: Replay, step: int | None = Non
         return path, number, saved
 
     path, number, saved = _together(replay, look)
-    state = replay.init()
+    state = replay._empty()
     columns = ColumnsRestore(replay.config, replay.placement, state.columns)
     state = state.replace(columns=None)  # the columns are handed over: they are filled in place
 

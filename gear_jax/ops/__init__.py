@@ -9,15 +9,18 @@ from gear_jax.ops._gather import gather, gather_rows
 from gear_jax.ops._gather_engine import stats
 from gear_jax.ops._gather_start import Pending, gather_done, gather_start, release_queue
 from gear_jax.ops._pointers import Shards, pointers
+from gear_jax.ops._rdma import ON_LOSS, Remote, rdma_counters, rdma_fetch, rdma_fetch_done, rdma_fetch_start, rdma_read
 from gear_jax.ops._registry import check_platform, new_ticket
 from gear_jax.ops._scatter import scatter, scatter_rows, seal
-from gear_jax.ops._sumtree import Draws, sumtree_roots, sumtree_sample, sumtree_update, sumtree_width
+from gear_jax.ops._sumtree import Draws, sumtree_roots, sumtree_sample, sumtree_sums, sumtree_update, sumtree_width
 from gear_jax.ops._zeros import zeros
 
 __all__ = [
+    "ON_LOSS",
     "Addresses",
     "Draws",
     "Pending",
+    "Remote",
     "Shards",
     "check_platform",
     "gather",
@@ -26,6 +29,11 @@ __all__ = [
     "gather_start",
     "new_ticket",
     "pointers",
+    "rdma_counters",
+    "rdma_fetch",
+    "rdma_fetch_done",
+    "rdma_fetch_start",
+    "rdma_read",
     "release_queue",
     "scatter",
     "scatter_rows",
@@ -33,6 +41,7 @@ __all__ = [
     "stats",
     "sumtree_roots",
     "sumtree_sample",
+    "sumtree_sums",
     "sumtree_update",
     "sumtree_width",
     "zeros",

@@ -24,15 +24,43 @@ def window(column, slots, starts, lengths, offset, width, pad="around", pad_valu
     return jnp.where(shown, value, jnp.asarray(pad_value).astype(column.dtype)), mask
 
 
-def scatter(column, slots, values, lengths, starts):
-    """One column `[P, S, T, *shape]` after rows `[A, T', *shape]` were written."""
+def scatter(column, slots, values, lengths, starts, rows=None):
+    """One column `[P, S, T, *shape]` after rows `[A, T', *shape]` were written; or `rows` `int32[A]` of `[R, ...]`."""
     p, s, t = column.shape[:3]
+    if rows is not None:
+        lengths = jnp.where((rows >= 0) & (rows < values.shape[0]), lengths, 0)
+        values = jnp.take(values, rows, axis=0, mode="fill", fill_value=0)
     steps = starts[:, None] + jnp.arange(values.shape[1])[None]
     written = (jnp.arange(values.shape[1])[None] < lengths[:, None]) & (steps >= 0) & (steps < t)
     written &= ((slots >= 0) & (slots < p * s))[:, None]
-    rows = jnp.where(written, slots[:, None], p * s)
-    flat = column.reshape(p * s, t, *column.shape[3:]).at[rows, steps].set(values, mode="drop")
+    to = jnp.where(written, slots[:, None], p * s)
+    flat = column.reshape(p * s, t, *column.shape[3:]).at[to, steps].set(values, mode="drop")
     return flat.reshape(column.shape)
+
+
+def fetch(columns, stamps, lost, rows, offset, width, pad="around", anchored=True):
+    """`rdma_fetch` of rows (shards, slots, starts, lengths, generations or None), each `[B]`.
+
+    One column's `[B, W, *shape]` of shards `[n, P, S, T, *shape]`, its mask, and which rows are valid.
+
+    `stamps` is `uint32[n, P, S]`, `lost` `bool[n]`.
+    """
+    shards, slots, starts, lengths, generations = rows
+    n, p, s = stamps.shape
+    known = (shards >= 0) & (shards < n) & (slots >= 0) & (slots < p * s)
+    shard, slot = jnp.where(known, shards, 0), jnp.where(known, slots, 0)
+    stamp = stamps.reshape(n, p * s)[shard, slot]
+    whole = stamp % 2 == 0 if generations is None else stamp == generations + generations
+    valid = known & whole & ~lost[shard]
+    table = columns.reshape(1, n * p * s, *columns.shape[3:])
+    at = jnp.where(valid, shard * (p * s) + slot, -1)
+    return *window(table, at, starts, lengths, offset, width, pad, 0, anchored), valid
+
+
+def stamps(stamp, slots, value):
+    """`uint32[P, S]` after rows of `slots` were written, whose values are the same where their slots are."""
+    flat = stamp.reshape(-1)
+    return flat.at[jnp.where(slots < 0, flat.shape[0], slots)].set(value, mode="drop").reshape(stamp.shape)
 
 
 def sums(mass):

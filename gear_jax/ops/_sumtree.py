@@ -66,6 +66,25 @@ def sumtree_roots(sums: jax.Array) -> jax.Array:
     return sums[:, -FANOUT]
 
 
+def sumtree_sums(mass: jax.Array) -> jax.Array:
+    """The sum tree over masses that come from elsewhere: `float32[P, S]` -> `float32[P, M]`, as updates would leave it.
+
+    Plain `jax.numpy`, and so under all transformations. O(P * S).
+    """
+    levels, below = [], mass
+    while True:
+        below = jnp.pad(below, ((0, 0), (0, -below.shape[1] % FANOUT)))
+        child = below.reshape(below.shape[0], -1, FANOUT)
+        half = FANOUT
+        while half > 1:
+            half //= 2
+            child = child[..., :half] + child[..., half:]
+        below = child[..., 0]
+        levels.append(jnp.pad(below, ((0, 0), (0, -below.shape[1] % FANOUT))))
+        if below.shape[1] == 1:
+            return jnp.concatenate(levels, 1)
+
+
 def sumtree_sample(
     mass: jax.Array,
     sums: jax.Array,

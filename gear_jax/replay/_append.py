@@ -6,18 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gear_jax import _axis, ops
+from gear_jax import _axis
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import ids
 from gear_jax.replay import _placement
 from gear_jax.replay._config import Config
-from gear_jax.replay._insert import set_priorities
+from gear_jax.replay._insert import receive, set_priorities, write_steps
 from gear_jax.replay._state import (
     Counter,
     Handle,
     ReplayState,
     Streams,
     add64,
+    after_reads,
     note_written,
     read_rows,
     tally,
@@ -45,6 +46,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     if done.shape != (k,):
         raise value_error("done", got=f"shape {done.shape}", wanted=f"{(k,)}", fix="Give one flag for each stream.")
 
+    state = receive(config, state)
     opened = Streams(config.held(state.streams.slot), state.streams.length)
     if config.axis is not None:  # of the streams, this device has those that follow each other
         stream = stream - _axis.index(config.axis) * np.int32(config.streams)
@@ -59,11 +61,10 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     slot = jnp.where(known, opened.slot[at], -1)
     position = opened.length[at]
     rows = config.tree.unflatten([v[:, None] for v in values])
-    columns = ops.scatter(
-        state.columns, slot, rows, jnp.ones((k,), jnp.int32), jnp.where(slot >= 0, position, 0), ticket=state.ticket
-    )
     length = position + 1
     close = (slot >= 0) & (done | (length >= config.steps))
+    one, starts = jnp.ones((k,), jnp.int32), jnp.where(slot >= 0, position, 0)
+    columns, state = write_steps(config, state, slot, rows, one, starts, close)
     streams = Streams(
         config.everywhere(opened.slot.at[to].set(jnp.where(close, -1, slot), mode="drop")),
         opened.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
@@ -84,7 +85,8 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     # All devices have all steps; each stream is with one of them.
     told, generation = _axis.combine((config.everywhere(closed) + 1, generation), config.axis)
     handles = Handle(told - 1, generation)
-    return set_priorities(config, state, closed, priority, length), handles
+    state = set_priorities(config, state, closed, priority, length)
+    return state if config.remote is None else after_reads(state), handles
 
 
 def _open(config: Config, state: ReplayState, streams: Streams, stream, needs) -> tuple[ReplayState, Streams]:

@@ -78,6 +78,8 @@ class Calls:
         check_alive(name, state)
         state = self.placed(state)
         changed = _CHANGED.get(name, FIELDS)
+        if name == "update_priorities" and self.config.remote is not None:
+            changed = (*changed, "remote")
         fields = {name: getattr(state, name) for name in FIELDS}
         fields = {name: fields.pop(name) for name in changed}, fields
         try:

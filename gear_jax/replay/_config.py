@@ -13,6 +13,7 @@ from gear_jax._axis import Axis
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.ops._place import check_memory
+from gear_jax.replay._remote import RemoteTable
 from gear_jax.selectors import Fifo, Ranked, Selector, Uniform
 from gear_jax.specs import ColumnSpec, TableSpec, Window
 from gear_jax.windows import Anchor, make_anchor
@@ -41,6 +42,7 @@ class Config:
       axis: None: this is the whole table. Else the devices that it is spread over, and P and N are those of one device.
       batch_axis: of the axes, the one that a batch is spread over.
       exchange: how rows get from the device that holds them to the one that wants them.
+      remote: None, or the part of a job's table that this process holds; P is then that of the process, and so is N.
     """
 
     table: TableSpec
@@ -60,6 +62,7 @@ class Config:
     axis: Axis = None
     batch_axis: str | None = None
     exchange: str = "collective"
+    remote: RemoteTable | None = None
 
     @property
     def window_tree(self):
@@ -80,18 +83,24 @@ class Config:
 
     def first_slot(self) -> jax.Array:
         """The number, in the whole table, of the first slot that this device holds: `int32[]`."""
-        return _axis.index(self.axis) * np.int32(self.partitions * self.slots)
+        held = np.int32(self.partitions * self.slots)
+        return jnp.int32(self.remote.rank) * held if self.remote is not None else _axis.index(self.axis) * held
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole table."""
+        return self.axis is None and (self.remote is None or self.remote.processes == 1)
 
     def held(self, slots: jax.Array) -> jax.Array:
         """Slots of the whole table, `int32[K]`, as those of this device; -1 where another one holds them."""
-        if self.axis is None:
+        if self.is_whole:
             return slots
         here = slots - self.first_slot()
         return jnp.where((slots >= 0) & (here >= 0) & (here < self.partitions * self.slots), here, -1)
 
     def everywhere(self, slots: jax.Array) -> jax.Array:
         """Slots of this device, `int32[K]` (-1: none), as those of the whole table."""
-        return slots if self.axis is None else jnp.where(slots >= 0, slots + self.first_slot(), -1)
+        return slots if self.is_whole else jnp.where(slots >= 0, slots + self.first_slot(), -1)
 
     def flatten(self, what: str, tree: Any, lead: str) -> list[jax.Array]:
         """The leaves of an argument that should look like the columns, with `lead` leading dimensions ("A, T'").
@@ -183,17 +192,23 @@ def make_config(
             "partitions", got=f"{partitions} for a capacity of {table.capacity}", wanted="a divisor of the capacity",
             fix=f"Use capacity={-(-table.capacity // partitions) * partitions}.",
         )  # fmt: skip
-    streams = _count("streams", streams, 0)
-    if -(-streams // partitions) >= table.capacity // partitions:
-        raise value_error(
-            "streams", got=f"{streams} streams on {table.capacity} slots in {partitions} partitions",
-            wanted="fewer streams than slots in each partition", fix="Raise TableSpec.capacity.",
-        )  # fmt: skip
+    streams = check_streams(streams, partitions, table.capacity // partitions)
     check_devices(partitions, streams, max(1, devices))
     return Config(
         table, tree, names, columns, spread, make_anchor(anchor, spread, table.trajectory_length), selector, eviction,
         partitions, table.capacity // partitions, table.trajectory_length, memory, streams, selection,
     )  # fmt: skip
+
+
+def check_streams(streams: Any, partitions: int, slots: int) -> int:
+    """A number of streams that leaves slots free in each of P partitions of S slots."""
+    streams = _count("streams", streams, 0)
+    if -(-streams // partitions) >= slots:
+        raise value_error(
+            "streams", got=f"{streams} streams on {partitions * slots} slots in {partitions} partitions",
+            wanted="fewer streams than slots in each partition", fix="Raise TableSpec.capacity.",
+        )  # fmt: skip
+    return streams
 
 
 def _columns(table: TableSpec):

@@ -9,7 +9,7 @@ import numpy as np
 from gear_jax import _axis, ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _placement
+from gear_jax.replay import _placement, _remote
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import (
     Counter,
@@ -17,6 +17,7 @@ from gear_jax.replay._state import (
     ReplayState,
     add64,
     after_reads,
+    note_remote,
     note_written,
     read_rows,
     tally,
@@ -26,6 +27,7 @@ from gear_jax.replay._state import (
 
 def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None):
     """See `Replay.add`."""
+    state = receive(config, state)
     rows = config.flatten("trajectories", trajectories, "A, T'")
     lengths = _lengths(rows, config, lengths)
     valid = lengths > 0
@@ -45,11 +47,12 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
     max_priority = state.max_priority
     if priorities is not None:  # what is not given raises nothing, and then the devices need not speak
         max_priority = raise_max(config, max_priority, priority, valid & ~rejected)
+    columns, state = write_steps(config, state, slot, config.tree.unflatten(rows), lengths)
     state = state.replace(
         cursor=cursor,
         clock=add64(state.clock, jnp.uint32(rows_here * _axis.size(config.axis))),
         max_priority=max_priority,
-        columns=ops.scatter(state.columns, slot, config.tree.unflatten(rows), lengths, ticket=state.ticket),
+        columns=columns,
     )
     note_written(jax.tree.leaves(state.columns)[0])
     counts = {Counter.INSERTED: valid, Counter.REJECTED_PRIORITIES: rejected}
@@ -60,7 +63,24 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
     generation = jnp.where(slot >= 0, old_generation + np.uint32(1), np.uint32(0))
     state = write_rows(state, slot, length=lengths, generation=generation, sequence=number)
     handles = Handle(config.everywhere(slot), generation)
-    return set_priorities(config, state, slot, priority, lengths), handles
+    state = set_priorities(config, state, slot, priority, lengths)
+    return state if config.remote is None else after_reads(state), handles
+
+
+def write_steps(config: Config, state: ReplayState, slot, rows, lengths, starts=None, whole=None):
+    """The columns after rows of steps were written to slots `int32[A]` of this device, and the state beside them.
+
+    Where other processes read the table the rows get their stamps. A slot that is written anew has the next generation;
+    with `whole` `bool[A]` it has it already, and is left open unless the row makes it whole.
+    """
+    if config.remote is None:
+        return ops.scatter(state.columns, slot, rows, lengths, starts, ticket=state.ticket), state
+    _, generation, ticket = read_rows(state, slot)
+    value = generation + generation
+    value = value + np.uint32(2) if whole is None else jnp.where(whole, value, value - np.uint32(1))
+    stamps = state.remote.stamp, value
+    columns, stamp = ops.scatter(state.columns, slot, rows, lengths, starts, stamps=stamps, ticket=ticket)
+    return columns, note_remote(state.replace(ticket=ticket, remote=state.remote.replace(stamp=stamp)))
 
 
 def set_priorities(config: Config, state: ReplayState, slot, priority, lengths) -> ReplayState:
@@ -69,13 +89,16 @@ def set_priorities(config: Config, state: ReplayState, slot, priority, lengths) 
     priority, mass, sums = ops.sumtree_update(
         state.priority, state.mass, state.sums, slot, priority, mass, ticket=state.ticket
     )
-    return state.replace(priority=priority, mass=mass, sums=note_written(sums))
+    state = state.replace(priority=priority, mass=mass, sums=note_written(sums))
+    return state if config.remote is None else note_remote(_remote.publish(state, slot))
 
 
 def update_priorities(config: Config, state: ReplayState, handles: Handle, priorities: Any) -> ReplayState:
     """See `Replay.update_priorities`."""
     slot, generation, shape = check_handles(handles)
     priority = floats("priorities", priorities, shape).reshape(-1)
+    if config.remote is not None:
+        return _update_remote(config, state, slot, generation, priority)
     # Every device has all handles, and minds those of its own slots; one outside the table is stale on the nearest.
     here = config.held(slot)
     lengths, now, ticket = read_rows(state, here)
@@ -93,6 +116,46 @@ def update_priorities(config: Config, state: ReplayState, handles: Handle, prior
         max_priority=raise_max(config, state.max_priority, priority, fresh & good),
     )
     return after_reads(set_priorities(config, state, jnp.where(fresh & good, here, -1), priority, lengths))
+
+
+def _update_remote(config: Config, state: ReplayState, slot, generation, priority) -> ReplayState:
+    """The same over processes: own slots at once, those of others by way of the outbox."""
+    remote = config.remote
+    assert remote is not None
+    state = receive(config, state)
+    here, good = config.held(slot), acceptable(priority)
+    of_others = (slot >= 0) & (slot < remote.processes * config.partitions * config.slots) & (here < 0)
+    rejected = of_others & ~good
+    state = state.replace(
+        counters=tally(state.counters, jnp.zeros_like(slot), {Counter.REJECTED_PRIORITIES: rejected}),
+        max_priority=raise_max(config, state.max_priority, priority, of_others & good),
+    )
+    if remote.processes > 1 and slot.shape[0] > 0:
+        state = note_remote(_remote.send(state, slot, generation, priority, of_others & good))
+    return after_reads(_update_own(config, state, here, (slot != -1) & ~of_others, generation, priority))
+
+
+def receive(config: Config, state: ReplayState) -> ReplayState:
+    """Applies what the other processes have for slots of this one."""
+    if config.remote is None or config.remote.processes == 1:
+        return state
+    state, slot, generation, priority = _remote.received(config.remote, state)
+    here = config.held(slot)
+    return _update_own(config, state, here, here >= 0, generation, priority)
+
+
+def _update_own(config: Config, state: ReplayState, here, meant, generation, priority) -> ReplayState:
+    """Sets priorities of slots of this process; `meant`: which rows count as stale if they do not fit."""
+    lengths, now, ticket = read_rows(state, here)
+    fresh = (now == generation) & (generation > 0)
+    good = acceptable(priority)
+    counts = {Counter.STALE_UPDATES: meant & ~fresh, Counter.REJECTED_PRIORITIES: meant & fresh & ~good}
+    state = state.replace(
+        ticket=ticket,
+        counters=tally(state.counters, jnp.maximum(here, 0) // config.slots, counts),
+        max_priority=raise_max(config, state.max_priority, priority, fresh & good),
+    )
+    return set_priorities(config, state, jnp.where(fresh & good, here, -1), priority, lengths)
 
 
 def check_handles(handles: Handle) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:

@@ -14,7 +14,9 @@ from gear_jax.ops._registry import int32
 from gear_jax.replay import _append, _insert, _memory, _mesh, _processes, _sample, _state, _statistics
 from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
+from gear_jax.replay._connected import Connected, can_sample_remote, check_type, check_unused, make_remote
 from gear_jax.replay._device import DeviceReplay
+from gear_jax.replay._link import Link
 from gear_jax.replay._mesh import Placement, check_exchange, make_placement
 from gear_jax.replay._sample import PendingSample
 from gear_jax.replay._state import Handle, ReplayState, Sample
@@ -36,6 +38,10 @@ def make_replay(
     streams: int = 0,
     donate: bool = True,
     exchange: str | None = None,
+    job: Any = None,
+    transport: str | None = None,
+    on_loss: str = "invalid",
+    deadline: float = 2.0,
 ) -> "Replay":
     """Makes a replay: the pure functions over a `ReplayState`.
 
@@ -67,12 +73,28 @@ def make_replay(
       exchange: how a device gets the rows of its part of a batch that other devices hold, with centralized selection.
         "peer": it reads them where they are, in one gather; the devices must be of one process and, if GPUs, the
         columns in `pinned_host`. "collective": an all-to-all of the rows. None: "peer" where it can be had.
-        `Replay.exchange` says which.
+        `Replay.exchange` says which. "rdma", without a mesh: the table is spread over the processes of a job, each of
+        which holds the partitions of its rank on its default device, adds to them, and reads the others' memory when it
+        samples. They need not call anything in step, and one that ends hurts no other. See docs/rdma.md.
+      job: the processes, with exchange="rdma": a `gear_jax.transport.Job`; None: those of `jax.distributed`, or this
+        one alone.
+      transport: "verbs" or "ucx", with exchange="rdma"; None: the best that all processes have.
+      on_loss: what a process that is gone means to a sample, with exchange="rdma": "invalid": rows that were on their
+        way from it are not `valid`, and from the next sample on its partitions are not drawn from, and probabilities
+        are those of the rest, until it is back. "error": samples raise.
+      deadline: seconds that a read may take, with exchange="rdma". A process that does not answer counts as gone.
 
     Raises:
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
     """
     placement = None
+    if exchange == "rdma":
+        config, link = make_remote(
+            table, selector, windows, anchor, memory, mesh, batch_axis, partitions, selection, eviction, streams,
+            donate, Link(job, transport, deadline, on_loss),
+        )  # fmt: skip
+        return Replay(config, link=link)
+    check_unused(exchange, job=job, transport=transport, on_loss=on_loss, deadline=deadline)
     if mesh is None:
         for name, value in (("batch_axis", batch_axis), ("exchange", exchange)):
             if value is not None:
@@ -89,7 +111,7 @@ def make_replay(
     return Replay(config, donate=donate, placement=placement)
 
 
-class Replay:
+class Replay(Connected):
     """The functions over a replay state, made by `make_replay`.
 
     All are pure: jit them, scan them, donate their state. The state is threaded linearly: each call takes the last
@@ -108,8 +130,11 @@ class Replay:
     from one state, draw K * B rows and reshape, or scan; `gear_jax.assert_in_place` finds the rest.
     """
 
-    def __init__(self, config: Config, donate: bool = True, placement: Placement | None = None):
+    def __init__(
+        self, config: Config, donate: bool = True, placement: Placement | None = None, link: Link | None = None
+    ):
         self.config = config
+        self._link = link
         self.donate = donate
         self.placement = placement
         self._calls = Calls(config, placement, donate)
@@ -118,13 +143,14 @@ class Replay:
         c = self.config
         return (
             f"Replay({c.table.capacity} trajectories of {c.steps} steps in {c.partitions} partition(s), "
-            f"{c.selector!r}, columns {list(c.names)}{'' if self.placement is None else self._where()})"
+            f"{c.selector!r}, columns {list(c.names)}{self._where()})"
         )
 
     def _where(self) -> str:
-        p = self.placement
-        assert p is not None
-        return f", on {p.devices} devices of axis {p.axis}, exchange={self.exchange!r}"
+        p, remote = self.placement, self.config.remote
+        if remote is not None:
+            return f", here of process {remote.rank} of {remote.processes}, exchange='rdma'"
+        return "" if p is None else f", on {p.devices} devices of axis {p.axis}, exchange={self.exchange!r}"
 
     def per_device(
         self, axis: str | tuple[str, ...] = "replay", batch_axis: str | None = None, exchange: str = "collective"
@@ -139,19 +165,28 @@ class Replay:
           exchange: as in `make_replay`; "peer" only where all devices are of one process, and the columns are arrays.
         """
         check_exchange(exchange)
+        if self._link is not None:
+            raise value_error(
+                "per_device", got="a replay with exchange='rdma'", wanted="another exchange",
+                fix="Make the replay without it, or call its own functions in each process.",
+            )  # fmt: skip
         if exchange == "collective" and jax.default_backend() == "gpu" and jax.process_count() == 1:
             exchange = "ragged"
         return DeviceReplay(self.config, axis, batch_axis, exchange)
 
     @property
     def exchange(self) -> str | None:
-        """How devices get rows that others hold: "peer", "collective", or None where none needs any."""
+        """How devices get rows that others hold: "peer", "collective", "rdma", or None where none needs any."""
+        if self.config.remote is not None:
+            return "rdma"
         if self.placement is None or self.config.selection == "decentralized":
             return None
         return self.placement.exchange
 
     def init(self, key: jax.Array | None = None) -> ReplayState:
         """An empty table.
+
+        With `exchange="rdma"` all processes of the job call it: it connects them (`connect`).
 
         Call it outside jit for columns in `pinned_host` on a GPU: inside a program XLA makes them in the GPU's own
         memory first and then moves them.
@@ -165,7 +200,13 @@ class Replay:
           RuntimeError: if this build has no handlers for jax's default backend, or its driver is too old; over several
             processes, on all of them, if they have not made the same table or not been given the same key, or if one
             does not come within `GEAR_JAX_TIMEOUT` seconds (300).
+          TransportError: with `exchange="rdma"`, if a process of the job does not come, or they do not agree.
         """
+        state = self._empty(key)
+        return state if self._link is None or traced(state.ticket) else self.connect(state)
+
+    def _empty(self, key: jax.Array | None = None) -> ReplayState:
+        """An empty table that nobody else reads yet."""
         key = jax.random.key(0) if key is None else _sample.check_key(key)
         ops.check_platform()
         if traced(key) or tracing():
@@ -194,7 +235,7 @@ class Replay:
         Args:
           state: outside jit. Columns that lie where they should are the same arrays after.
         """
-        _check_type("place", state)
+        check_type("place", state)
         if traced(*jax.tree.leaves(state.columns)):
             raise type_error("place: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
         return self._calls.placed(state)
@@ -278,7 +319,7 @@ class Replay:
           TypeError, ValueError: for a state that is consumed or of another table, a key that is none, a batch size that
             is not static, an `out` that does not fit.
         """
-        _check_type("sample", state)
+        check_type("sample", state)
         batch_size = _sample.check_batch(batch_size)
         old = None if out is None else recyclable(out)
         return self._run("sample", _sample.sample, state, key, batch_size, old)
@@ -309,7 +350,11 @@ class Replay:
         Raises:
           TypeError, ValueError: as `sample`, or for a depth that is not in [1, 64].
         """
-        _check_type("sample_start", state)
+        check_type("sample_start", state)
+        if self._link is not None:
+            raise value_error(
+                "sample_start", got="a replay with exchange='rdma'", wanted="another exchange", fix="Use sample."
+            )
         batch_size, depth = _sample.check_batch(batch_size), check_depth(depth)
         return self._run("sample_start", _sample.start, state, key, batch_size, self._queue.number, depth, after)
 
@@ -355,35 +400,40 @@ class Replay:
         Raises:
           TypeError, ValueError: for handles or priorities that do not fit.
         """
+        # With exchange="rdma" those of other processes' trajectories wait in this one's outbox until their owner looks.
         if not isinstance(handles, Handle):
             raise type_error("handles", got=type(handles).__name__, wanted="a Handle", fix="Pass Sample.handles.")
         return self._run("update_priorities", _update_priorities, state, handles, priorities)[0]
 
     def can_sample(self, state: ReplayState) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""
-        _check_type("can_sample", state)
+        check_type("can_sample", state)
         if not traced(state.ticket):
             check_alive("can_sample", state)
-        return _can_sample(state.sums)
+        return _can_sample(state.sums) if self.config.remote is None else can_sample_remote(self.config.remote, state)
 
     def stats(self, state: ReplayState) -> dict[str, int | float]:
         """Python numbers, exact, for the host: not under jit. Over several processes all of them call it.
 
         trajectories and steps that can be selected or would be with a shorter window, slots, rows offered (`inserted`,
         `evicted`), updates that changed nothing (`stale_updates`, `rejected_priorities`), rows `sampled`, the largest
-        priority seen (1.0 at least), and `open_streams`.
+        priority seen (1.0 at least), and `open_streams`. With `exchange="rdma"` of this process's part alone, and
+        `missed_updates`: priorities that others had for it, and that it did not look at in time.
         """
-        _check_type("stats", state)
+        check_type("stats", state)
         if traced(state.ticket):
             raise type_error(
                 "stats: state", got="a traced state", wanted="a concrete one", fix="Call stats outside jit."
             )
         check_alive("stats", state)
-        return _statistics.of_state(self.config.table.capacity, state)
+        numbers = _statistics.of_state(self.config.table.capacity, state)
+        if state.remote is not None:
+            numbers["missed_updates"] = int(state.remote.missed[0])
+        return numbers
 
     def _run(self, name: str, function, state, *args) -> Any:
         """Calls `function(config, state, *args)`, which returns the next state and something beside it."""
-        _check_type(name, state)
+        check_type(name, state)
         return self._calls.run(name, function, state, *args)
 
 
@@ -397,8 +447,3 @@ def _can_sample(sums: jax.Array) -> jax.Array:
 
 def _update_priorities(config: Config, state: ReplayState, handles: Handle, priorities: Any):
     return _insert.update_priorities(config, state, handles, priorities), ()
-
-
-def _check_type(name: str, state: Any) -> None:
-    if not isinstance(state, ReplayState):
-        raise type_error(f"{name}: state", got=type(state).__name__, wanted="a ReplayState", fix="Pass replay.init().")

@@ -14,6 +14,7 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
 EXCHANGES = ("peer", "collective")
+WITHOUT_MESH = ("rdma",)
 MOST_PEERS = 64  # of a GPU's gather (cuda/gather_device.h)
 
 

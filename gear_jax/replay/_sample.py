@@ -11,7 +11,7 @@ from gear_jax import _axis, ops
 from gear_jax._env import checks
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import check_depth, start_in_queue
-from gear_jax.replay import _exchange
+from gear_jax.replay import _exchange, _remote
 from gear_jax.replay._config import Config, check_divides
 from gear_jax.replay._state import Handle, ReplayState, Sample, after_reads, count_sampled, index, read_rows
 from gear_jax.windows import draw_anchor
@@ -41,6 +41,8 @@ def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, 
             "out", got="a sample to take the memory of", wanted="None: what devices exchange, or repeat, is new",
             fix="Leave it out.",
         )  # fmt: skip
+    if config.remote is not None:
+        return _sample_remote(config, state, key, batch_size, out)
     if config.axis is not None and config.selection == "centralized":
         return _sample_together(config, state, key, batch_size, out)
     state, chosen, drawn = _draw(config, state, key, batch_size)
@@ -62,6 +64,26 @@ def _sample_together(config: Config, state: ReplayState, key: jax.Array, batch_s
     return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **drawn)
 
 
+def _sample_remote(config: Config, state: ReplayState, key: jax.Array, batch_size: int, out: Any):
+    """A sample out of the tables of all processes of a job."""
+    remote = config.remote
+    assert remote is not None
+    if out is not None:
+        raise value_error(
+            "out", got="a sample to take the memory of", wanted="None with exchange='rdma': each sample is new",
+            fix="Leave it out.",
+        )  # fmt: skip
+    state, chosen, drawn = _draw(config, state, key, batch_size)
+    held = np.int32(config.partitions * config.slots)
+    slot, anchor, length = drawn["handles"].slot, drawn["anchor"], drawn["length"]
+    shard = jnp.where(slot >= 0, slot // held, -1)
+    data, mask, valid, ticket = ops.rdma_fetch(
+        remote.rows, state.columns, state.remote.stamp, shard, jnp.where(slot >= 0, slot % held, -1), anchor, length,
+        config.window_tree, drawn["handles"].generation, ticket=state.ticket, after=chosen,
+    )  # fmt: skip
+    return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **_kept(valid, drawn))
+
+
 def start(
     config: Config, state: ReplayState, key: jax.Array, batch_size: int, queue: int, depth: int, after: Any = ()
 ) -> tuple[ReplayState, PendingSample]:
@@ -77,15 +99,18 @@ def start(
 def done(pending: PendingSample, after: Any = ()) -> Sample:
     """See `Replay.sample_done`."""
     data, mask, ok = ops.gather_done(pending.gather, after=after)
+    names = ("handles", "anchor", "length", "probability", "weight", "valid")
+    return Sample(data, mask, **_kept(ok, {name: getattr(pending, name) for name in names}))
 
-    # Where the data is lost, what goes with it must not be taken for a row's: it is as in a sample of an empty table.
+
+def _kept(ok: jax.Array, drawn: dict[str, Any]) -> dict[str, Any]:
+    """What goes with data that is lost must not be taken for a row's: it is as in a sample of an empty table."""
+
     def kept(x, lost=0):
         return jnp.where(ok, x, jnp.full_like(x, lost))
 
-    return Sample(
-        data, mask, Handle(kept(pending.handles.slot, -1), kept(pending.handles.generation)), kept(pending.anchor),
-        kept(pending.length), kept(pending.probability), kept(pending.weight), kept(pending.valid),
-    )  # fmt: skip
+    handles = Handle(kept(drawn["handles"].slot, -1), kept(drawn["handles"].generation))
+    return {**{name: kept(x) for name, x in drawn.items() if name != "handles"}, "handles": handles}
 
 
 def start_next(
@@ -120,9 +145,13 @@ def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
         batch_size //= n
         key = key if n == 1 else jax.random.fold_in(key, _axis.index(apart))
         selector_state = jax.tree.map(lambda x: x[0], selector_state)
+    known = index(state)
+    if config.remote is not None:
+        known, ticket = _remote.read_index(config.remote, state)
+        state = state.replace(ticket=ticket)
     # A selector of one's own that knows nothing of devices will do on one.
     over = () if together is None else (together,)
-    chosen, selector_state = config.selector.select(selector_state, index(state), key, batch_size, *over)
+    chosen, selector_state = config.selector.select(selector_state, known, key, batch_size, *over)
     if apart is not None:
         slot, selector_state = config.everywhere(chosen.slot), jax.tree.map(lambda x: x[None], selector_state)
         least = None if chosen.least is None else chosen.least / np.float32(n)
@@ -131,8 +160,12 @@ def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
     valid = slot >= 0
     length, generation, ticket = chosen.length, chosen.generation, chosen.ticket
     if length is None or generation is None or ticket is None:
-        length, generation, ticket = read_rows(state, config.held(slot))
-        length, generation = _axis.combine((length, generation), together)
+        if config.remote is not None:
+            of_slot = lambda x: jnp.where(valid, x.reshape(-1)[jnp.maximum(slot, 0)], jnp.zeros((), x.dtype))  # noqa: E731
+            length, generation, ticket = of_slot(known.length), of_slot(known.generation), state.ticket
+        else:
+            length, generation, ticket = read_rows(state, config.held(slot))
+            length, generation = _axis.combine((length, generation), together)
     anchor = draw_anchor(config.anchor, key, length, config.steps)
     found = jnp.sum(valid, dtype=jnp.uint32) if chosen.found is None else chosen.found
     if together is not None:  # all know it, and one counts it

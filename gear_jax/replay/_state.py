@@ -13,7 +13,9 @@ from jax.custom_batching import custom_vmap
 from gear_jax import ops
 from gear_jax._errors import value_error
 from gear_jax.ops._place import memory_kind
+from gear_jax.replay import _remote
 from gear_jax.replay._config import Config
+from gear_jax.replay._remote import RemoteState
 from gear_jax.selectors import Index
 
 
@@ -93,6 +95,7 @@ class ReplayState(struct.PyTreeNode):
       selector: the selector's own state.
       streams: `Streams`, or None.
       ticket: `int32[1]`, always 0: what orders reads of the table before later writes.
+      remote: `RemoteState`, with `exchange="rdma"`; P is then that of this process, and N its own streams. Else None.
 
     Over the n devices of a mesh these are global arrays. Those with a P are cut along it, and the streams' along N; the
     ticket is `int32[n]`, one for each device; the rest every device has. (With decentralized selection, so is the
@@ -113,6 +116,7 @@ class ReplayState(struct.PyTreeNode):
     selector: Any
     streams: Streams | None
     ticket: jax.Array
+    remote: RemoteState | None = None
 
 
 def init(config: Config, key: jax.Array) -> ReplayState:
@@ -145,6 +149,7 @@ def init_index(config: Config, key: jax.Array) -> ReplayState:
         selector=selector,
         streams=streams,
         ticket=ops.new_ticket(),
+        remote=None if config.remote is None else _remote.init(config.remote, p, s),
     )
 
 
@@ -232,6 +237,13 @@ def note_written(x: jax.Array) -> jax.Array:
     return x
 
 
+def note_remote(state: ReplayState) -> ReplayState:
+    """The same of what other processes read of a state."""
+    assert state.remote is not None
+    note_written(state.remote.record)
+    return state
+
+
 def after_reads(state: ReplayState) -> ReplayState:
     """The state with all that was written and then read of it made to wait for the ticket.
 
@@ -249,6 +261,10 @@ def after_reads(state: ReplayState) -> ReplayState:
         state = state.replace(**ops.seal(fields, state.ticket))
         note_written(jax.tree.leaves(state.columns)[0])
         note_written(state.generation)
+    if state.remote is not None and id(state.remote.record) in _written:
+        of_slots = ops.seal({"stamp": state.remote.stamp, "record": state.remote.record}, state.ticket)
+        outbox = ops.seal(state.remote.outbox, state.ticket)
+        state = note_remote(state.replace(remote=state.remote.replace(**of_slots, outbox=outbox)))
     if id(state.sums) in _written:
         tree = state.priority, state.mass, state.sums
         none, nothing = jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32)

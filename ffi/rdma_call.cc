@@ -1,0 +1,149 @@
+#include "ffi/rdma_call.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace gear_jax {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr char kInternal[] = "Call gear_jax.ops.rdma_fetch, which prepares the operands.";
+
+template <typename Got, typename Wanted>
+ffi::Unexpected<ffi::Error> Mismatch(const std::string& what, const Got& got, const Wanted& wanted) {
+  return ffi::Unexpected(InvalidArgument("gear_rdma_fetch: " + what, got, wanted, kInternal));
+}
+
+ffi::Error CheckRows(const FetchCall& call) {
+  const GatherCall& gather = call.gather;
+  const auto shards = static_cast<int64_t>(call.shards.size());
+  for (int64_t row = 0; row < gather.rows; ++row) {
+    const int32_t shard = call.shard[row], slot = gather.slot[row];
+    if (slot == -1 || shard == -1) continue;
+    if (shard >= 0 && shard < shards && slot >= 0 && slot < gather.slots) continue;
+    std::ostringstream got, wanted;
+    got << "shard " << shard << ", slot " << slot;
+    wanted << "-1, or a shard in [0, " << shards << ") and a slot in [0, " << gather.slots << ")";
+    return InvalidArgument("rdma_fetch: row " + std::to_string(row), got.str(), wanted.str(),
+                           "Pass rows of the tables, or unset GEAR_JAX_CHECKS to get padding there.");
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+ffi::ErrorOr<std::pair<std::shared_ptr<transport::Reader>, std::vector<RdmaShard>>> FindShards(
+    const char* op, const RdmaAttributes& attributes) {
+  auto reader = transport::FindReader(attributes.session);
+  if (reader == nullptr) {
+    std::ostringstream got;
+    got << "number " << attributes.session << ", which is no open session of this process";
+    return ffi::Unexpected(InvalidArgument(std::string(op) + ": session", got.str(), "an open one",
+                                           "Call replay.connect(state), or open a gear_jax.transport.Session."));
+  }
+  std::vector<RdmaShard> shards;
+  if (attributes.peers.size() != attributes.regions.size()) {
+    return ffi::Unexpected(InvalidArgument(std::string(op) + ": regions", attributes.regions.size(),
+                                           attributes.peers.size(), "Give one for each peer."));
+  }
+  for (size_t d = 0; d < attributes.peers.size(); ++d) {
+    shards.push_back({static_cast<int32_t>(attributes.peers[d]), static_cast<int32_t>(attributes.regions[d])});
+  }
+  return std::make_pair(std::move(reader), std::move(shards));
+}
+
+ffi::Error CheckLoss(const char* op, const std::vector<int32_t>& lost, bool closed, bool error_on_loss) {
+  if (closed) {
+    return ffi::Error(ffi::ErrorCode::kCancelled, std::string(op) + ": session: got one that was closed meanwhile, " +
+                                                      "wanted an open one. Close it when no program runs any more.");
+  }
+  if (lost.empty() || !error_on_loss) return ffi::Error::Success();
+  std::vector<int32_t> sorted(lost);
+  std::sort(sorted.begin(), sorted.end());
+  std::ostringstream text;
+  text << op << ": got no answer from process(es)";
+  for (const int32_t peer : sorted) text << ' ' << peer;
+  text << " within the deadline, wanted one from each. Restart them, or use on_loss=\"invalid\" to go on without them.";
+  return ffi::Error(ffi::ErrorCode::kUnavailable, text.str());
+}
+
+ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(ffi::Buffer<ffi::S32> slot, ffi::Buffer<ffi::S32> anchor,
+                                              ffi::Buffer<ffi::S32> length, ffi::RemainingArgs args,
+                                              const GatherAttributes& attributes, const RdmaAttributes& rdma,
+                                              int64_t tries, bool any, bool checks) {
+  auto found = FindShards("rdma_fetch", rdma);
+  if (!found) return ffi::Unexpected(found.error());
+  auto tables = ReadGatherTables(slot, anchor, length, args, attributes);
+  if (!tables) return ffi::Unexpected(tables.error());
+  RdmaFetchOperands read;
+  read.reader = std::move(found->first);
+  FetchCall& call = read.call;
+  call.shards = std::move(found->second);
+  call.gather = std::move(*tables);
+  call.tries = tries;
+  const size_t columns = call.gather.columns.size();
+  if (args.size() < columns + 3) return Mismatch("operands, at least", args.size(), columns + 3);
+  auto stamp = args.get<ffi::Buffer<ffi::U32>>(columns);
+  auto shard = args.get<ffi::Buffer<ffi::S32>>(columns + 1);
+  auto generation = args.get<ffi::Buffer<ffi::U32>>(columns + 2);
+  if (!stamp) return ffi::Unexpected(stamp.error());
+  if (!shard) return ffi::Unexpected(shard.error());
+  if (!generation) return ffi::Unexpected(generation.error());
+  const auto rows = static_cast<size_t>(call.gather.rows);
+  if (shard->element_count() != rows) return Mismatch("shards", shard->element_count(), rows);
+  if (!any && generation->element_count() != rows) return Mismatch("generations", generation->element_count(), rows);
+  call.shard = shard->typed_data();
+  call.generation = any ? nullptr : generation->typed_data();
+  for (size_t k = 0; k <= columns; ++k) {
+    const bool bytes = k == columns ? stamp->size_bytes() > 0 : call.gather.columns[k].step_bytes > 0;
+    if (!bytes || call.gather.slots * call.gather.steps == 0) continue;
+    const void* data = k == columns ? stamp->untyped_data() : static_cast<const void*>(call.gather.columns[k].table);
+    const std::string fault = CheckOwnRegion(*read.reader, call.shards, static_cast<int32_t>(k), data);
+    if (!fault.empty()) {
+      return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kFailedPrecondition, "rdma_fetch: " + fault));
+    }
+  }
+  if (checks) {
+    ffi::Error error = CheckRows(call);
+    if (error.failure()) return ffi::Unexpected(error);
+  }
+  return read;
+}
+
+std::vector<int64_t> RdmaPartBytes(const FetchCall& call) {
+  const GatherCall& gather = call.gather;
+  std::vector<int64_t> bytes;
+  for (const GatherColumn& c : gather.columns) bytes.push_back(gather.rows * c.window.length * c.step_bytes);
+  for (const GatherMask& m : gather.masks) bytes.push_back(gather.rows * m.window.length);
+  bytes.push_back(gather.rows);
+  return bytes;
+}
+
+void PlaceRdmaParts(FetchCall& call, const std::vector<uint8_t*>& parts) {
+  size_t i = 0;
+  for (GatherColumn& column : call.gather.columns) column.out = parts[i++];
+  for (GatherMask& mask : call.gather.masks) mask.out = parts[i++];
+  call.valid = reinterpret_cast<bool*>(parts[i]);
+}
+
+ffi::Error PlaceRdmaResults(FetchCall& call, ffi::RemainingRets rets) {
+  const std::vector<int64_t> bytes = RdmaPartBytes(call);
+  if (rets.size() < bytes.size()) {
+    return InvalidArgument("gear_rdma_fetch: results, at least", rets.size(), bytes.size(), kInternal);
+  }
+  std::vector<uint8_t*> parts;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    auto out = rets.get<ffi::AnyBuffer>(i);
+    if (!out) return out.error();
+    if (static_cast<int64_t>((*out)->size_bytes()) != bytes[i]) {
+      const std::string what = "gear_rdma_fetch: bytes of result " + std::to_string(i);
+      return InvalidArgument(what, (*out)->size_bytes(), bytes[i], kInternal);
+    }
+    parts.push_back(static_cast<uint8_t*>((*out)->untyped_data()));
+  }
+  PlaceRdmaParts(call, parts);
+  return ffi::Error::Success();
+}
+
+}  // namespace gear_jax

@@ -1,0 +1,84 @@
+// The operands, results and attributes of `gear_rdma_read`, `gear_rdma_fetch` and its two halves.
+#ifndef GEAR_JAX_FFI_RDMA_CALL_H_
+#define GEAR_JAX_FFI_RDMA_CALL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/errors.h"
+#include "ffi/gather_call.h"
+#include "ffi/rdma_fetch.h"
+#include "ffi/rdma_read.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace gear_jax {
+
+// Where the job's regions are: shard d is that of process peers[d], whose regions begin with number regions[d].
+struct RdmaAttributes {
+  int64_t session;
+  Int64s peers, regions;
+  bool error_on_loss;
+};
+
+// The session's reader and its shards, or the error.
+xla::ffi::ErrorOr<std::pair<std::shared_ptr<transport::Reader>, std::vector<RdmaShard>>> FindShards(
+    const char* op, const RdmaAttributes& attributes);
+
+// The error for rows or regions of peers that are gone, if there is to be one; or success.
+xla::ffi::Error CheckLoss(const char* op, const std::vector<int32_t>& lost, bool closed, bool error_on_loss);
+
+// What a handler makes of a fetch's frame, but for the results.
+struct RdmaFetchOperands {
+  FetchCall call;
+  std::shared_ptr<transport::Reader> reader;
+};
+
+// Operands: slot, anchor, length, ticket, columns..., stamp, shard, generation, then buffers that are only waited for.
+// `any`: the generations do not count. `checks`: rows outside the tables are an error.
+xla::ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(xla::ffi::Buffer<xla::ffi::S32> slot,
+                                                   xla::ffi::Buffer<xla::ffi::S32> anchor,
+                                                   xla::ffi::Buffer<xla::ffi::S32> length, xla::ffi::RemainingArgs args,
+                                                   const GatherAttributes& attributes, const RdmaAttributes& rdma,
+                                                   int64_t tries, bool any, bool checks);
+
+// Bytes of each part of a fetch's data: the columns', the masks', then which rows are valid.
+std::vector<int64_t> RdmaPartBytes(const FetchCall& call);
+
+// Points a fetch's results to memory.
+void PlaceRdmaParts(FetchCall& call, const std::vector<uint8_t*>& parts);
+
+// Points a fetch's results to those of the frame: the columns' data, a mask for each, and which rows are valid; their
+// number in all is columns + masks + 1, behind which there may be others.
+xla::ffi::Error PlaceRdmaResults(FetchCall& call, xla::ffi::RemainingRets rets);
+
+template <typename Binding>
+auto BindRdmaShards(Binding&& binding) {
+  return std::forward<Binding>(binding)
+      .template Attr<int64_t>("session")
+      .template Attr<Int64s>("peers")
+      .template Attr<Int64s>("regions")
+      .template Attr<bool>("error_on_loss");
+}
+
+template <typename Binding>
+auto BindRdmaFetchAttributes(Binding&& binding) {
+  return BindRdmaShards(std::forward<Binding>(binding)
+                            .template Attr<int64_t>("slots")
+                            .template Attr<int64_t>("steps")
+                            .template Attr<Int64s>("offsets")
+                            .template Attr<Int64s>("lengths")
+                            .template Attr<Int64s>("anchored")
+                            .template Attr<Int64s>("pads")
+                            .template Attr<Int64s>("pad_values")
+                            .template Attr<int64_t>("lead"))
+      .template Attr<int64_t>("tries")
+      .template Attr<bool>("any")
+      .template Attr<bool>("checks");
+}
+
+}  // namespace gear_jax
+
+#endif  // GEAR_JAX_FFI_RDMA_CALL_H_

@@ -1,0 +1,137 @@
+"""What a `Replay` does with the other processes of a job: `exchange="rdma"`."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gear_jax._errors import type_error, value_error
+from gear_jax.ops._place import default_device
+from gear_jax.ops._registry import check_cpu
+from gear_jax.replay import _remote
+from gear_jax.replay._calls import Calls, check_alive, traced
+from gear_jax.replay._config import Config, check_streams, make_config
+from gear_jax.replay._link import Link, new_incarnation
+from gear_jax.replay._remote import RemoteTable, check_selector
+from gear_jax.replay._state import ReplayState
+
+
+def make_remote(
+    table, selector, windows, anchor, memory, mesh, batch_axis, partitions, selection, eviction, streams, donate, link
+) -> tuple[Config, Link]:
+    """The settings of a replay over the processes of a job, checked as those of `make_replay`."""
+    refused = (
+        ("mesh", mesh is not None, "None: each process has its part on its default device"),
+        ("batch_axis", batch_axis is not None, "None: a batch is for the process that draws it"),
+        ("selection", selection != "centralized", "'centralized'"),
+        ("donate", not donate, "True: what others read must stay where it is"),
+        ("memory", memory == "pinned_host" and default_device().platform != "cpu", "a CPU"),
+    )
+    for name, bad, wanted in refused:
+        if bad:
+            fix = "Leave it out, or use another exchange."
+            raise value_error(name, got="another with exchange='rdma'", wanted=wanted, fix=fix)
+    check_cpu("make_replay: exchange='rdma'", "Use a mesh and exchange='collective': on a GPU there is none yet.")
+    n = link.processes
+    config = make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, 0, devices=n)
+    check_selector(config.selector, n)
+    own = config.partitions // n
+    streams = check_streams(streams, own, config.slots)
+    remote = RemoteTable(link.number, link.rank, n, len(config.columns), link.on_loss)
+    return dataclasses.replace(config, partitions=own, streams=streams, remote=remote, exchange="rdma"), link
+
+
+def check_unused(exchange: Any, **given: Any) -> None:
+    """Raises a ValueError for arguments of exchange="rdma" that are given with another."""
+    unset = {"on_loss": "invalid", "deadline": 2.0}
+    for name, value in given.items():
+        if value != unset.get(name):
+            fix = "Write exchange='rdma', or leave it out."
+            raise value_error(name, got=f"{value!r} with exchange={exchange!r}", wanted="exchange='rdma'", fix=fix)
+
+
+class Connected:
+    """The part of `Replay` that is about other processes."""
+
+    config: Config
+    _link: Link | None
+    _calls: Calls
+
+    @property
+    def session(self) -> Any:
+        """With `exchange="rdma"`: the open session, a `gear_jax.transport.Session` (of one process alone something like
+        it), with `alive`, `counters()` and `transport`; None before `init` and after `close`, and with other exchanges.
+        """
+        return None if self._link is None else self._link.session
+
+    def connect(self, state: ReplayState) -> ReplayState:
+        """Exposes a state to the other processes of the job, and connects to them, with `exchange="rdma"`.
+
+        `init` does it. Call it again for a state that comes from elsewhere, such as a checkpoint: what was exposed
+        before is no more, to the others this process is lost for a moment, and they need not call anything. Priorities
+        that were on their way to others are dropped.
+
+        From then on the state, threaded linearly, must stay in its memory until `close`, which donation sees to: in
+        your own jitted steps donate it, too. A sample finds out if it does not.
+
+        Args:
+          state: outside jit; consumed.
+
+        Returns:
+          The state.
+
+        Raises:
+          TransportError: if a process of the job is missing, or they do not agree. ValueError: with another exchange.
+        """
+        check_type("connect", state)
+        if self._link is None:
+            raise value_error(
+                "connect", got=f"exchange={self.config.exchange!r}", wanted="exchange='rdma'", fix="Leave the call out."
+            )
+        if traced(*jax.tree.leaves(state)):
+            fix = "Call it outside jit."
+            raise type_error("connect: state", got="a traced state", wanted="a concrete one", fix=fix)
+        check_alive("connect", state)
+        self._link.close()
+        state = self._calls.placed(state)
+        state = state.replace(remote=_rebuilt(self._remote_table(), state.replace(columns=None), new_incarnation()))
+        self._link.connect(_remote.regions(state))
+        return state
+
+    def close(self) -> None:
+        """Lets no other process read this one's memory any more, and reads none; with `exchange="rdma"`. Do it before
+        the last state goes; the others go on without this process. `connect` opens it again."""
+        if self._link is not None:
+            self._link.close()
+
+    def counters(self) -> dict[str, int | float]:
+        """What has happened between this process and the others, with `exchange="rdma"`; else empty.
+
+        Of the session: `bytes`, `reads`, `timeouts`, `lost`, `losses`, `reconnects`, `wait_seconds`, ...
+        (`gear_jax.transport.Session.counters`). Of the rows: `rows`, `remote_rows`, `retries`, `torn`, `stale`,
+        `lost_rows`, `refused_rows` (`gear_jax.ops.rdma_counters`).
+        """
+        return {} if self._link is None else self._link.counters()
+
+    def _remote_table(self) -> RemoteTable:
+        assert self.config.remote is not None
+        return self.config.remote
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def can_sample_remote(remote: RemoteTable, state: ReplayState) -> jax.Array:
+    """`Replay.can_sample` of the table as a whole."""
+    return jnp.any(_remote.read_index(remote, state)[0].mass > 0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _rebuilt(remote: RemoteTable, state: ReplayState, incarnation: jax.Array):
+    return _remote.rebuilt(state, remote, incarnation)
+
+
+def check_type(name: str, state: Any) -> None:
+    """Raises a TypeError if an argument is no state."""
+    if not isinstance(state, ReplayState):
+        raise type_error(f"{name}: state", got=type(state).__name__, wanted="a ReplayState", fix="Pass replay.init().")

@@ -1,0 +1,108 @@
+"""The session of a replay with `exchange="rdma"`: who the processes are, and what each exposes."""
+
+import dataclasses
+import itertools
+import secrets
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gear_jax import _native, ops
+from gear_jax._errors import type_error, value_error
+from gear_jax.transport import Job, Session
+
+# Numbers of the sessions of replays, beside those of a user's own; the n-th replay has the same in every process.
+_numbers = itertools.count(1 << 20)
+
+
+@dataclasses.dataclass
+class Alone:
+    """The session of a job of one process, which reads nobody: what a `Session` says of itself."""
+
+    number: int
+    regions: Sequence[tuple[int, int]]
+    transport: str = "memory"
+
+    def __post_init__(self):
+        _native.load("cpu").add_memory_reader(self.number, 0, [list(self.regions)])
+
+    @property
+    def alive(self) -> np.ndarray:
+        return np.ones((1,), np.bool_)
+
+    def counters(self) -> dict[str, int | float]:
+        return {}
+
+    def close(self) -> None:
+        _native.load("cpu").remove_reader(self.number)
+
+
+class Link:
+    """What a replay knows of its job.
+
+    Args:
+      job: the processes; None: those of `jax.distributed`, or this one alone.
+      transport, deadline, on_loss: as in `Session`.
+
+    Attributes:
+      number: of the session; known before there is one, because it becomes part of the programs.
+      rank, processes: of this process, and how many there are.
+      session: `Session` or `Alone`, or None.
+    """
+
+    def __init__(self, job: Job | None, transport: str | None, deadline: float, on_loss: str):
+        if job is not None and not isinstance(job, Job):
+            fix = "Write gear_jax.transport.Job(rank, addresses, secret)."
+            raise type_error("job", got=type(job).__name__, wanted="a Job or None", fix=fix)
+        if on_loss not in ops.ON_LOSS:
+            raise value_error("on_loss", got=repr(on_loss), wanted=f"one of {ops.ON_LOSS}", fix="Leave it out.")
+        if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < 1e6:
+            fix = "Leave it out for 2.0."
+            raise value_error("deadline", got=repr(deadline), wanted="seconds, more than 0", fix=fix)
+        self._job, self._transport, self._deadline, self.on_loss = job, transport, float(deadline), on_loss
+        if job is not None:
+            self.rank, self.processes = job.rank, len(job.addresses)
+        elif jax.distributed.is_initialized():
+            self.rank, self.processes = jax.process_index(), jax.process_count()
+        else:
+            self.rank, self.processes = 0, 1
+        self.number = next(_numbers)
+        self.session: Session | Alone | None = None
+        self._end: Any = None
+
+    def connect(self, arrays: Sequence[jax.Array]) -> None:
+        """Exposes arrays of this process in place of what it exposed before, and connects to the others.
+
+        Raises:
+          TransportError: if a process is missing, or they do not agree.
+        """
+        self.close()
+        jax.block_until_ready(list(arrays))
+        regions = [(x.unsafe_buffer_pointer() if x.nbytes else 0, x.nbytes) for x in arrays]
+        if self.processes == 1:
+            self.session = Alone(self.number, regions)
+        else:
+            if self._job is None:
+                self._job = Job.current()
+            options: Any = {"deadline": self._deadline, "on_loss": self.on_loss, "number": self.number}
+            self.session = Session(self._job, regions, self._transport, **options)
+        self._end = weakref.finalize(self, self.session.close)
+
+    def close(self) -> None:
+        """Exposes nothing any more."""
+        if self._end is not None:
+            self._end()
+        self.session = self._end = None
+
+    def counters(self) -> dict[str, int | float]:
+        """What has happened on the way: see `Replay.counters`."""
+        of_session = {} if self.session is None else self.session.counters()
+        return {**of_session, **ops.rdma_counters(self.number)}
+
+
+def new_incarnation() -> np.ndarray:
+    """`uint32[1]`, random and not 0."""
+    return np.array([secrets.randbelow(2**32 - 1) + 1], np.uint32)

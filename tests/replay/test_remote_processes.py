@@ -1,0 +1,142 @@
+"""`exchange="rdma"` over processes: draws as one process's, hosts out of step, deaths and returns, nothing torn or leaked.
+
+For the long forms: `REMOTE_FETCHES=4000 pytest -k stress -s` reads 10^5 rows while they are overwritten, and
+`REMOTE_FETCHES=10000` makes 10^4 fetches of one process pass through the same checks of descriptors and memory.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import pickle
+import re
+import secrets
+import socket
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from gear_jax import transport
+from gear_jax.testing.processes import Processes
+
+WORKER = pathlib.Path(__file__).with_name("remote_worker.py")
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(transport.missing("ucx") != "", reason=f"no transport: {transport.missing('ucx')}"),
+]
+SECONDS = 280
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """What the processes run, for the same calls in this one."""
+    spec = importlib.util.spec_from_file_location("remote_worker", WORKER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Launch:
+    """Starts the processes of one job, and some of them again."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.secret = {"REMOTE_SECRET": secrets.token_hex(32)}
+        self.ports = None
+
+    def __call__(self, task, processes):
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(socket.socket()) for _ in range(processes)]
+            for s in held:
+                s.bind(("127.0.0.1", 0))
+            self.ports = ",".join(str(s.getsockname()[1]) for s in held)
+        return Processes(self.words(task, "{process}"), processes, 1, self.secret)
+
+    def again(self, task, rank):
+        return Processes(self.words(task, str(rank)), 1, 1, self.secret)
+
+    def words(self, task, rank):
+        return [sys.executable, "-W", "error", str(WORKER), task, rank, self.ports, str(self.folder)]
+
+
+@pytest.fixture
+def launch(tmp_path):
+    before = {x for x in os.listdir("/dev/shm")}
+    yield Launch(tmp_path)
+    assert {x for x in os.listdir("/dev/shm")} - before == set(), "shared memory is left behind"
+
+
+def ended(started):
+    codes = started.wait(SECONDS)
+    assert set(codes) == {0}, started.report()
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_draw_as_one_that_holds_the_whole_table(launch, worker, processes):
+    """Handles, probabilities, weights, anchors, data, bit for bit, of updates that went through outboxes too."""
+    with launch("calls", processes) as started:
+        wanted = worker.alone(processes)
+        ended(started)
+    for rank in range(processes):
+        got = pickle.loads((launch.folder / f"{rank}.pickle").read_bytes())
+        assert got.keys() == wanted.keys()
+        for name in wanted:
+            for turn, (a, b) in enumerate(zip(got[name], wanted[name], strict=True)):
+                for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+                    where = f"process {rank}, {name}, turn {turn}, {jax.tree_util.keystr(path)}"
+                    np.testing.assert_array_equal(x, y, err_msg=where)
+
+
+def test_hosts_need_not_be_in_step(launch):
+    with launch("out_of_step", 3) as started:
+        ended(started)
+
+
+def test_a_killed_process_hurts_no_other_and_comes_back(launch):
+    with launch("killed", 3) as started:
+        started.wait_for("all alive=[True, True, True]", SECONDS, among=[0, 1])
+        started.kill(2)
+        started.wait_for("without alive=[True, True, False]", 30, among=[0, 1])
+        with launch.again("killed", 2) as second:
+            second.wait_for("added", SECONDS)
+            for i in (0, 1):
+                started.wait_for("without", 30, among=[i])
+            _wait_for_count(started, "all alive=[True, True, True]", 2)
+            (launch.folder / "stop").touch()
+            assert second.wait(60) == [0], second.report()
+        assert started.wait(60, among=[0, 1]) == [0, 0], started.report()
+        for i in (0, 1):
+            text = started.output(i)
+            first, last = map(int, re.search(r"descriptors (\d+) (\d+)", text).groups())
+            # A connection to a process that was started again is a new one; nothing of the old one stays.
+            assert abs(last - first) <= 2, text
+            assert "'reconnects': 1" in text, text
+
+
+def _wait_for_count(started, text, count):
+    import time
+
+    until = time.monotonic() + 60
+    while any(started.output(i).count(text) < count for i in (0, 1)):
+        assert time.monotonic() < until, started.report()
+        time.sleep(0.02)
+
+
+def test_stress_a_writer_overwrites_what_is_fetched(launch):
+    """0 torn rows are delivered as valid, and fetches take neither descriptors nor memory."""
+    with launch("stress", 2) as started:
+        ended(started)
+        print(started.report())
+
+
+def test_a_restored_part_goes_on_after_connect(launch):
+    with launch("restored", 2) as started:
+        ended(started)
+
+
+def test_a_lost_process_is_an_error_on_demand(launch):
+    with launch("error_on_loss", 2) as started:
+        ended(started)
