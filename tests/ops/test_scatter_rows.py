@@ -182,7 +182,7 @@ def test_the_values_of_picked_rows_are_checked():
 
 def test_unbatched_stamps_under_vmap_are_refused():
     column, stamp = jnp.zeros((4, 1, 2, 3)), jnp.zeros((1, 2), jnp.uint32)
-    with pytest.raises(ValueError, match="ops.scatter under vmap: columns"):
+    with pytest.raises(ValueError, match=r"ops\.scatter under vmap: columns"):
         jax.vmap(lambda c: ops.scatter(c, ids(0), jnp.ones((1, 3)), stamps=(stamp, words(2))))(column)
 
 
@@ -191,5 +191,5 @@ def test_stamps_are_for_the_cpu(monkeypatch):
         platform = "gpu"
 
     monkeypatch.setattr(_place, "default_device", Gpu)
-    with pytest.raises(NotImplementedError, match="scatter: stamps: got a gpu, wanted a CPU. Leave them out"):
+    with pytest.raises(NotImplementedError, match=r"scatter: stamps: got a gpu, wanted a CPU\. Leave them out"):
         ops.scatter(jnp.zeros((1, 2, 3)), ids(0), jnp.ones((1, 3)), stamps=(words(0, 0)[None], words(2)))
