@@ -137,8 +137,10 @@ Layout ReadLayout(const uint8_t* data, uint64_t bytes, const std::string& path) 
     }
   }
   if (header.pid_namespace != PidNamespace()) {
-    throw foreign("a ring of another PID namespace", "one of this container, whose process numbers mean the same here",
-                  "Run learner and actors in one container, or share its PID namespace.");
+    throw Error("elsewhere", "ring " + path +
+                                 ": got a ring of another PID namespace, wanted one of this container, where process "
+                                 "numbers mean the same. Run learner and actors in one container, or let them share "
+                                 "a PID namespace.");
   }
   return layout;
 }

@@ -139,9 +139,9 @@ std::vector<Question> Learner::Questions() const {
   return found;
 }
 
-bool Learner::AwaitQuestion(int64_t deadline) {
+bool Learner::AwaitQuestions(uint32_t least, int64_t deadline) {
   Control& control = ring_->control();
-  return AwaitEvent(control.questions, control.server_waits, deadline, [&] { return !Questions().empty(); });
+  return AwaitEvent(control.questions, control.server_waits, deadline, [&] { return Questions().size() >= least; });
 }
 
 bool Learner::Answer(const Question& question) {

@@ -160,7 +160,7 @@ void AddLearner(nb::module_& m) {
       .def("collect", [](const Learner& learner, uint32_t most) { return Batch{learner.Collect(most)}; })
       .def("consume", [](Learner& learner, const Batch& batch) { learner.Consume(batch.all); })
       .def("reclaim", &Learner::Reclaim, Released())
-      .def("await_question", &Learner::AwaitQuestion, Released())
+      .def("await_questions", &Learner::AwaitQuestions, Released())
       .def("questions",
            [](const Learner& learner) {
              std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> found;
@@ -175,6 +175,8 @@ void AddLearner(nb::module_& m) {
 
 void AddActors(nb::module_& m) {
   nb::module_ sub = m.def_submodule("actors", "The ring between actors and a learner. Neither XLA nor jax.");
+  // jax keeps arrays over a ring's memory, and with them the ring, longer than the interpreter keeps its modules.
+  nb::set_leak_warnings(false);
   static nb::handle error = nb::exception<actors::Error>(sub, "Error", PyExc_RuntimeError).release();
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {

@@ -129,7 +129,8 @@ class Learner {
   uint32_t Reclaim();
   // Those that wait for an answer, and whose deadline has not passed.
   std::vector<Question> Questions() const;
-  bool AwaitQuestion(int64_t deadline);
+  // Until there are `least` of them.
+  bool AwaitQuestions(uint32_t least, int64_t deadline);
   // False: the question is withdrawn.
   bool Answer(const Question& question);
   void Leave();

@@ -14,7 +14,8 @@ namespace actors {
 class Error : public std::runtime_error {
  public:
   // missing: there is no such ring. exists: there is one already. space: the memory is not there. foreign: no ring of
-  // this version, or a damaged one. busy: another process holds it. layout: the description cannot be stored.
+  // this version, or a damaged one. elsewhere: of processes that cannot be told from here. busy: another process holds
+  // it. layout: the description cannot be stored.
   Error(const char* kind, const std::string& text) : std::runtime_error(text), kind(kind) {}
   const char* kind;
 };
