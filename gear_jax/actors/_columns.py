@@ -25,8 +25,8 @@ def _walk(what: str, tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, An
             children = [(str(k), tree[k]) for k in sorted(tree)]
         except TypeError:
             raise type_error(what, got="keys that do not sort", wanted="strings", fix="Name the columns.") from None
-    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        children = [(name, getattr(tree, name)) for name in tree._fields]
+    elif isinstance(tree, tuple) and (fields := getattr(tree, "_fields", None)) is not None:
+        children = [(name, getattr(tree, name)) for name in fields]
     elif isinstance(tree, (list, tuple)):
         children = [(str(i), x) for i, x in enumerate(tree)]
     else:

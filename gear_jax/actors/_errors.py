@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gear_jax import _native
+from gear_jax._errors import message
 
 
 class RingError(RuntimeError):
@@ -41,6 +42,11 @@ class RingTimeoutError(RingError, TimeoutError):
 
 class ActorFailedError(RingError):
     """An actor's process has ended with an error, and is not to be started again."""
+
+
+def error(kind: type[RingError], what: str, *, got: object, wanted: object, fix: str) -> RingError:
+    """An error of a class of this module, with the text of `message`."""
+    return kind(message(what, got=got, wanted=wanted, fix=fix))
 
 
 _KINDS = {

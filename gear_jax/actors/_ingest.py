@@ -13,10 +13,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
-from gear_jax._errors import message, type_error, value_error
-from gear_jax.actors import _ring, _serve, _wait
-from gear_jax.actors._errors import RingClosedError, RingForeignError, RingMissingError, core, translated
+from gear_jax._errors import type_error, value_error
+from gear_jax.actors import _columns, _ring, _serve, _wait
+from gear_jax.actors._errors import (
+    RingClosedError,
+    RingError,
+    RingForeignError,
+    RingMissingError,
+    core,
+    error,
+    translated,
+)
 from gear_jax.actors._ring import Ring, open_ring
 from gear_jax.actors._rows import bucket, places
 from gear_jax.ops._place import default_device
@@ -102,7 +111,7 @@ class Ingest:
         if self.ring.closed:
             fix = "Make another, with another name, or remove it: open_ring(name).unlink()."
             got = f"ring {self.ring.name!r}, which its learner has closed"
-            raise RingClosedError(message("Ingest", got=got, wanted="an open one", fix=fix))
+            raise error(RingClosedError, "Ingest", got=got, wanted="an open one", fix=fix)
         with translated():
             self._learner = core().Learner(self.ring.held)
         self._tree = self._values()
@@ -148,7 +157,7 @@ class Ingest:
             `close`. What `Replay.add` raises; the ring is then as before, so nothing is lost.
         """
         self._check_open()
-        if isinstance(state.ticket, jax.core.Tracer):
+        if isinstance(state.ticket, Tracer):
             raise type_error("drain: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
         if most is not None and most < 1:
             raise value_error("most", got=most, wanted="1 or more", fix="Leave it out.")
@@ -194,11 +203,9 @@ class Ingest:
             state, handles = self._replay.add(state, self._tree, lengths, priorities, rows=rows)
         # The slots are the actors' again when this returns, and programs run when they like.
         jax.block_until_ready((state.length, handles))
-        return state, Handle(np.asarray(handles.slot)[at], np.asarray(handles.generation)[at])  # type: ignore[arg-type]
+        return state, jax.tree.map(lambda x: np.asarray(x)[at], handles)
 
-    def serve(
-        self, policy: Callable[[Any], Any], timeout: float = 0.0, *, least: int = 1, linger: float = 0.0
-    ) -> int:
+    def serve(self, policy: Callable[[Any], Any], timeout: float = 0.0, *, least: int = 1, linger: float = 0.0) -> int:
         """Answers what actors ask (`Writer.act`), with one call of `policy` for all.
 
         Args:
@@ -229,7 +236,7 @@ class Ingest:
         return {**self.ring.report(), **self._counts}
 
     def reclaim(self) -> int:
-        """Takes back the lanes and open slots of dead actors; returns the slots. `drain` and `serve` do so as they go."""
+        """Takes back the lanes and open slots of dead actors, as `drain` and `serve` do; returns how many slots."""
         self._check_open()
         with translated():
             return self._learner.reclaim()
@@ -254,9 +261,7 @@ class Ingest:
 
     def _check_open(self) -> None:
         if not self._leave.alive:
-            raise RingClosedError(
-                message("Ingest", got="one that is closed", wanted="an open one", fix="Make a new Ingest.")
-            )
+            raise error(RingClosedError, "Ingest", got="a closed one", wanted="an open one", fix="Make a new Ingest.")
 
     def _values(self) -> Any:
         if self._copy:
@@ -274,7 +279,8 @@ def _leave(learner: Any, owner: int) -> None:
 def _drained(fields: dict[str, np.ndarray]) -> Drained:
     flags, lane = fields.pop("flags"), fields.pop("lane")
     has = (flags & _HAS_PRIORITY) != 0
-    return Drained(actor=lane, has_priority=has, admitted=np.ones(len(lane), bool), **fields)
+    every: Any = {**fields, "actor": lane, "has_priority": has, "admitted": np.ones(len(lane), bool)}
+    return Drained(**every)
 
 
 def _admitted(answer: Any, found: Drained) -> np.ndarray:
@@ -290,11 +296,8 @@ def _alias(array: np.ndarray) -> jax.Array:
     found = jax.device_put(array, default_device(), may_alias=True)
     pointer = found.unsafe_buffer_pointer()
     if pointer != array.ctypes.data:
-        raise RuntimeError(
-            message(
-                "Ingest", got="a copy of the ring from jax", wanted="its memory", fix="Pass copy=True, and report it."
-            )
-        )
+        fix = "Pass copy=True, and report it."
+        raise error(RingError, "Ingest", got="a copy of the ring from jax", wanted="its memory", fix=fix)
     return found
 
 
@@ -320,20 +323,16 @@ def _own_ring(replay, actors, slots, name, ask, answer, rows, directory) -> Ring
             got = (ring.actors, ring.slots, ring.rows)
             wanted = (actors, slots, 0 if ask is None else rows)
             if got != wanted:
-                raise RingForeignError(
-                    message(
-                        f"ring {name!r}", got=f"one with actors, slots, rows = {got}", wanted=f"{wanted}",
-                        fix="Pass what it was made with, or another name, or remove it: open_ring(name).unlink().",
-                    )  # fmt: skip
-                )
+                raise error(
+                    RingForeignError, f"ring {name!r}", got=f"actors, slots, rows = {got}", wanted=f"{wanted}",
+                    fix="Pass what it was made with, or another name, or remove it: open_ring(name).unlink().",
+                )  # fmt: skip
             _check_asked(ring, ask, answer)
             return ring
     return _ring.create(columns, config.steps, actors, slots, name, ask, answer, rows, directory)
 
 
 def _check_asked(ring: Ring, ask: Any, answer: Any) -> None:
-    from gear_jax.actors import _columns
-
     for what, arrays, tree in (("ask", ring.ask, ask), ("answer", ring.answer, answer)):
         if tree is not None:
             got = [(name, x.shape[2:], x.dtype) for name, x in arrays.items()]
@@ -353,9 +352,7 @@ def _check_columns(ring: Ring, replay: Replay) -> None:
 def _compare(ring: Ring, what: str, got: list[Any], wanted: list[Any]) -> None:
     if [x[:2] for x in got] != [x[:2] for x in wanted] or [x[2] for x in got] != [x[2] for x in wanted]:
         show = lambda entries: ", ".join(f"{name}: {x}{list(shape)}" for name, shape, x in entries)  # noqa: E731
-        raise RingForeignError(
-            message(
-                f"ring {ring.name!r}: {what}", got=show(got), wanted=show(wanted),
-                fix="Make the ring from this table: Ingest(replay, actors=...).",
-            )  # fmt: skip
-        )
+        raise error(
+            RingForeignError, f"ring {ring.name!r}: {what}", got=show(got), wanted=show(wanted),
+            fix="Make the ring from this table: Ingest(replay, actors=...).",
+        )  # fmt: skip

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gear_jax
-from gear_jax._errors import message, type_error, value_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.actors import _wait
-from gear_jax.actors._errors import ActorFailedError
+from gear_jax.actors._errors import ActorFailedError, error
 from gear_jax.actors._ring import Ring, open_ring
 
 _POLL_SECONDS = 0.05
@@ -67,7 +67,7 @@ class ActorPool:
     ):  # fmt: skip
         _wait.deadline("timeout", timeout)
         self.ring = ring if isinstance(ring, Ring) else open_ring(ring)
-        actors = self.ring.actors if actors is None else actors
+        actors = int(self.ring.actors) if actors is None else actors
         if not 1 <= actors <= self.ring.actors:
             fix = "Make the ring for more actors."
             raise value_error("actors", got=actors, wanted=f"1 to the ring's {self.ring.actors}", fix=fix)
@@ -149,14 +149,14 @@ class ActorPool:
         return sum(m.process.poll() is None for m in self._members)
 
     def check(self) -> None:
-        """Raises an ActorFailedError, with what the actor said last, if one has failed and will not be started again."""
+        """Raises an ActorFailedError, with what it said last, if an actor failed and will not be started again."""
         with self._lock:
             for i, member in enumerate(self._members):
                 code = member.process.poll()
                 if code and member.starts > self._most and not self._closing.is_set():
                     how = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
                     fix = f"Mend it, or pass restart= to ActorPool. It said:\n{_tail(member.words)}"
-                    raise ActorFailedError(message(f"actor {i}", got=how, wanted="one that runs", fix=fix))
+                    raise error(ActorFailedError, f"actor {i}", got=how, wanted="one that runs", fix=fix)
 
     def wait(self, timeout: float) -> bool:
         """Waits until all actors have come to their end; False if some have not after `timeout` seconds.

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from gear_jax import _host_memory
-from gear_jax._errors import message, type_error, value_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.actors import _columns
-from gear_jax.actors._errors import RingForeignError, RingSpaceError, core, translated
+from gear_jax.actors._errors import RingForeignError, RingSpaceError, core, error, translated
 from gear_jax.specs import ColumnSpec, TableSpec
 
 DIRECTORY = "/dev/shm"
@@ -108,7 +108,10 @@ class Ring:
     def __init__(self, held: Any, directory: str):
         self.held, self.directory = held, directory
         self.name = pathlib.PurePath(held.path).name.split(".", 2)[2]
-        self.steps, self.actors, self.slots, self.rows = held.steps, held.lanes, held.slots, held.requests
+        self.steps: int = held.steps
+        self.actors: int = held.lanes
+        self.slots: int = held.slots
+        self.rows: int = held.requests
         memory = held.bytes()
         self.nbytes = memory.size
         groups: tuple[dict[str, np.ndarray], ...] = ({}, {}, {})
@@ -154,12 +157,10 @@ class Ring:
     def check_whole(self) -> None:
         """Raises a RingForeignError if the file has been removed or cut short."""
         if not self.held.whole():
-            raise RingForeignError(
-                message(
-                    f"ring {self.held.path}", got="a file that was removed or cut short", wanted="the whole ring",
-                    fix="Start learner and actors anew.",
-                )  # fmt: skip
-            )
+            raise error(
+                RingForeignError, f"ring {self.held.path}", got="a file that was removed or cut short",
+                wanted="the whole ring", fix="Start learner and actors anew.",
+            )  # fmt: skip
 
 
 def _entry(kind: int, named: tuple[str, ColumnSpec]) -> tuple[int, str, str, int, list[int]]:
@@ -178,9 +179,7 @@ def _check_memory(nbytes: int) -> None:
     # Files of shared memory are memory: what is not there is taken from whoever the kernel picks.
     free = _host_memory.available()
     if free is not None and nbytes > free:
-        raise RingSpaceError(
-            message(
-                "the ring's memory", got=f"{_host_memory.human(free)} of memory free",
-                wanted=_host_memory.human(nbytes), fix="Use fewer slots or actors.",
-            )  # fmt: skip
-        )
+        raise error(
+            RingSpaceError, "the ring's memory", got=f"{_host_memory.human(free)} of memory free",
+            wanted=_host_memory.human(nbytes), fix="Use fewer slots or actors.",
+        )  # fmt: skip

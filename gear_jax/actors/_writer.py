@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gear_jax import _env
-from gear_jax._errors import message, type_error, value_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.actors import _columns, _wait
-from gear_jax.actors._errors import RingClosedError, RingTimeoutError, core, translated
+from gear_jax.actors._errors import RingClosedError, RingTimeoutError, core, error, translated
 from gear_jax.actors._ring import Ring, open_ring
 
 # What jax makes of 64-bit arrays where x64 is off; for Python's own numbers, which kinds of dtypes take them.
@@ -223,25 +223,21 @@ class Writer:
 
     def _check_open(self) -> None:
         if self._left:
-            raise RingClosedError(
-                message("Writer", got="one that is closed", wanted="an open one", fix="Make a new Writer.")
-            )
+            raise error(RingClosedError, "Writer", got="a closed one", wanted="an open one", fix="Make a new Writer.")
 
     def _check_closed(self, closed: bool) -> None:
         if closed:
             got = f"ring {self.ring.name!r}, which its learner has closed"
-            raise RingClosedError(message("Writer", got=got, wanted="an open one", fix="End the actor."))
+            raise error(RingClosedError, "Writer", got=got, wanted="an open one", fix="End the actor.")
 
     def _timeout(self, what: str, wanted: str) -> Exception:
         pid, life = self.ring.held.learner()
         learner = "no learner" if life == "free" else f"a learner (process {pid}) that is {life}"
         self.ring.check_whole()
-        return RingTimeoutError(
-            message(
-                f"{what}: timeout", got=f"{learner} on ring {self.ring.name!r}", wanted=wanted,
-                fix="Look after the learner, give the ring more slots, or raise the timeout.",
-            )  # fmt: skip
-        )
+        return error(
+            RingTimeoutError, f"{what}: timeout", got=f"{learner} on ring {self.ring.name!r}", wanted=wanted,
+            fix="Look after the learner, give the ring more slots, or raise the timeout.",
+        )  # fmt: skip
 
 
 def _checked(what: str, name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:

@@ -1,4 +1,4 @@
-"""`doctor`: the rings of actors in shared memory, and `--clean-shm`, which removes those of the dead. No jax in here."""
+"""`doctor`: the rings of actors in shared memory; `--clean-shm` removes those of the dead. No jax in here."""
 
 from gear_jax.actors import _clean
 from gear_jax.cli._output import human, table
