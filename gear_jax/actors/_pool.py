@@ -21,7 +21,7 @@ from gear_jax.actors._errors import ActorFailedError, error
 from gear_jax.actors._ring import Ring, open_ring
 
 _POLL_SECONDS = 0.05
-_STEADY_SECONDS = 10.0  # an actor that ran so long is started again at once
+_STEADY_SECONDS = 1.0  # an actor that ran so long is started again at once
 _MOST_DELAY = 5.0
 _LAST_WORDS = 20_000
 
