@@ -25,7 +25,7 @@ def timeout() -> int:
 
 
 def ring() -> str | None:
-    """`GEAR_JAX_RING`: the ring that an actor's process writes to; `gear_jax.actors.ActorPool` sets it."""
+    """`GEAR_JAX_RING`: the path of the ring that an actor's process writes to; `gear_jax.actors.ActorPool` sets it."""
     return os.environ.get("GEAR_JAX_RING")
 
 

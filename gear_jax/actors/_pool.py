@@ -73,7 +73,7 @@ class ActorPool:
             raise value_error("actors", got=actors, wanted=f"1 to the ring's {self.ring.actors}", fix=fix)
         self.restarts = 0
         self._most = float("inf") if restart is True else int(restart)
-        self._variables = {**os.environ, **(environment or {}), "GEAR_JAX_RING": self.ring.name}
+        self._variables = {**os.environ, **(environment or {}), "GEAR_JAX_RING": self.ring.path}
         self._payload: Any = None
         self._command = None if callable(target) else [str(word) for word in target]
         if callable(target):
@@ -211,8 +211,8 @@ def _packed(target: Callable[..., Any], args: tuple[Any, ...], ring: Ring, timeo
         main = getattr(sys.modules["__main__"], "__file__", None)
         if main is None:
             raise type_error("target", got="a function typed into Python", wanted="one of a file", fix=fix)
-    where = (ring.name, ring.directory, timeout)
-    return pickle.dumps({"path": list(sys.path), "main": main, "where": where, "work": work})
+    found = {"path": list(sys.path), "main": main, "ring": ring.path, "timeout": timeout, "work": work}
+    return pickle.dumps(found)
 
 
 def _tail(words: Any) -> str:

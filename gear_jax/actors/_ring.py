@@ -80,13 +80,19 @@ def create(
 
 
 def open_ring(name: str, directory: str = DIRECTORY) -> "Ring":
-    """Finds a ring by its name (`Ring.name`).
+    """Finds a ring by its name, or by `Ring.path`.
 
     Raises:
       RingMissingError: if there is none. RingForeignError: if what is there is no ring of this version, or damaged.
     """
+    file = f"{PREFIX}{os.getuid()}.{name}"
+    if isinstance(name, str) and "/" in name:
+        directory, file = os.path.split(name)
+    if not file.startswith(PREFIX) or file.count(".") != 2:
+        raise value_error("name", got=repr(name), wanted="Ring.name or Ring.path", fix="Pass ingest.ring.path.")
+    _check_name(file.rpartition(".")[2])
     with translated():
-        return Ring(core().Ring.open(directory, f"{PREFIX}{os.getuid()}.{_check_name(name)}"), directory)
+        return Ring(core().Ring.open(directory, file), directory)
 
 
 def _remove(held: Any, maker: int) -> None:
@@ -98,7 +104,7 @@ class Ring:
     """A ring, made by `make_ring` or found by `open_ring`. Its memory is there as long as this, or an array over it.
 
     Attributes:
-      name: by which `open_ring` and `Writer` find it.
+      name: by which `open_ring` and `Writer` find it. path: its file, by which they do so too.
       steps: T. actors: N. slots: K. rows: E, 0 without `ask`.
       names: the paths of the columns, in the order of `columns`.
       columns: NumPy arrays `[R, T, *shape]` over the shared memory. Slot s is one of actor s // K.
@@ -106,8 +112,8 @@ class Ring:
     """
 
     def __init__(self, held: Any, directory: str):
-        self.held, self.directory = held, directory
-        self.name = pathlib.PurePath(held.path).name.split(".", 2)[2]
+        self.held, self.directory, self.path = held, directory, str(held.path)
+        self.name = pathlib.PurePath(self.path).name.split(".", 2)[2]
         self.steps: int = held.steps
         self.actors: int = held.lanes
         self.slots: int = held.slots

@@ -50,11 +50,9 @@ def _work(packed: dict[str, Any]) -> None:
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     target, args = pickle.loads(packed["work"])
     from gear_jax.actors._errors import RingClosedError
-    from gear_jax.actors._ring import open_ring
     from gear_jax.actors._writer import Writer
 
-    name, directory, timeout = packed["where"]
-    with Writer(open_ring(name, directory), _env.actor(), timeout) as writer:
+    with Writer(packed["ring"], _env.actor(), packed["timeout"]) as writer:
         try:
             target(writer, *args)
         except RingClosedError:

@@ -27,7 +27,7 @@ class Writer:
     What is not committed is nobody's: if the process dies, only that is lost. A context manager.
 
     Args:
-      ring: a `Ring`, or its name; None: the one that `ActorPool` has told this process of (`GEAR_JAX_RING`).
+      ring: a `Ring`, its name or its path; None: the one that `ActorPool` has told this process of (`GEAR_JAX_RING`).
       actor: the lane to take; None: that of `GEAR_JAX_ACTOR`, else any that is free.
       timeout: seconds that a call waits (for the learner to free a slot, for an answer) unless it says otherwise.
 

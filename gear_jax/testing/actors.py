@@ -172,7 +172,7 @@ def stress(trajectories: int, actors: int = 4, slots: int = 4, seed: int = 0, ev
             state = _run(learner, pool, replay.init(), trajectories, every)
             pathlib.Path(stop).write_bytes(b"\1")
             state = _rest(learner, pool, state)
-        path, pids = ingest.ring.held.path, pool.pids
+        path, pids = ingest.ring.path, pool.pids
         learner.finish(said)
     if any(str(r.path) == path for r in rings()):
         raise Wrong(f"{path} is left")
