@@ -80,8 +80,9 @@ class ActorPool:
             root = str(pathlib.Path(gear_jax.__file__).parent.parent)
             paths = [root, *filter(None, self._variables.get("PYTHONPATH", "").split(os.pathsep))]
             self._variables["PYTHONPATH"] = os.pathsep.join(paths)
+            packed = _packed(target, tuple(args), self.ring, timeout)
             self._payload = tempfile.TemporaryFile()
-            self._payload.write(_packed(target, tuple(args), self.ring, timeout))
+            self._payload.write(packed)
             self._payload.flush()
         elif args:
             raise value_error("args", got=f"{args!r} for a command", wanted="()", fix="Put them into the command.")
