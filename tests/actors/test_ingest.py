@@ -190,7 +190,7 @@ def test_partitions_fill_evenly(shm, table, step):
 def test_over_a_mesh_it_copies_when_told_to(shm, table, step, trajectory):
     mesh = jax.make_mesh((2,), ("replay",))
     replay = gear.make_replay(table, mesh=mesh)
-    with pytest.raises(ValueError, match="Ingest: replay: got a table over a mesh.*copy=True"):
+    with pytest.raises(ValueError, match=r"Ingest: replay: got a table over a mesh.*copy=True"):
         Ingest(replay, actors=1, directory=shm)
     with pytest.raises(ValueError, match="add: rows"):
         replay.add(replay.init(), {}, [1], rows=jnp.zeros(1, jnp.int32))

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-import pytest
 import actor_targets as targets
+import pytest
 
 import gear_jax as gear
 from gear_jax.actors import ActorFailedError, ActorPool, make_ring

@@ -3,11 +3,11 @@
 import threading
 import time
 
+import actor_targets as targets
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import actor_targets as targets
 
 import gear_jax as gear
 from gear_jax.actors import ActorPool, Ingest, RingClosedError, RingTimeoutError, Writer
@@ -55,7 +55,7 @@ def test_both_sides_have_deadlines(ingest):
     start = time.monotonic()
     assert ingest.serve(lambda o: o, timeout=0.2) == 0
     with Writer(ingest.ring) as writer:
-        with pytest.raises(RingTimeoutError, match="act: timeout: got a learner .* that is running"):
+        with pytest.raises(RingTimeoutError, match=r"act: timeout: got a learner .* that is running"):
             writer.act({"seen": np.zeros(2, np.float32)}, timeout=0.2)
         assert 0.4 < time.monotonic() - start < 20
         # What was withdrawn is not answered.
