@@ -143,7 +143,7 @@ def test_names(ring, shm, table):
     make_ring(table, 1, name="run_1", directory=shm).unlink()
     ring.check_whole()
     os.truncate(ring.path, ring.nbytes - 4096)
-    with pytest.raises(RingForeignError, match="removed or cut short"):
+    with pytest.raises(RingForeignError, match="a file that was cut short"):
         ring.check_whole()
     with pytest.raises(RingForeignError, match="cut short"):
         Writer(ring.path)
