@@ -110,7 +110,9 @@ def test_a_closed_ring_ends_its_actors(ring):
 
 
 def test_close_ends_them(ring):
-    pool = ActorPool(targets.sleep, ring)
+    pool = ActorPool(targets.sleep, ring, nice=3)
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pool.pids} == {min(19, mine + 3)}
     pids = pool.pids
     until(lambda: lives(ring) == ["running"] * 3)
     pool.close()
@@ -169,6 +171,7 @@ def test_a_function_of_the_script_itself(ring, tmp_path):
         (targets.count, {"args": (lambda: 1,)}, TypeError, "target, args"),
         (targets.count, {"actors": 4}, ValueError, "actors: got 4, wanted 1 to the ring's 3"),
         (targets.count, {"timeout": -1}, ValueError, "timeout: got -1"),
+        (targets.count, {"nice": 20}, ValueError, "nice: got 20"),
         (["true"], {"args": (1,)}, ValueError, r"args: got \(1,\) for a command"),
     ],
 )
