@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/actors/module.h"
 #include "ffi/handlers.h"
 #include "ffi/memory_registry.h"
 #include "ffi/rdma_fetch.h"
@@ -97,6 +98,7 @@ NB_MODULE(_gear_cpu, m) {
   m.def("rdma_counters", &CountRdma, "What has become of the rows fetched through a session number.");
   m.def("unregister_memory", &UnregisterMemory, nb::call_guard<nb::gil_scoped_release>(),
         "Makes an address stale, then waits until nobody reads its memory. False: it is stale already.");
+  AddActors(m);
   AddTransport(m);
 }
 

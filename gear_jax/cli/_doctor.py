@@ -8,7 +8,7 @@ import re
 import sys
 
 import gear_jax
-from gear_jax.cli import _doctor_gpu, _doctor_rdma, _doctor_transport, _trial
+from gear_jax.cli import _doctor_gpu, _doctor_rdma, _doctor_rings, _doctor_transport, _trial
 from gear_jax.cli._output import table
 
 _REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "etils", "numpy")
@@ -48,6 +48,7 @@ def run() -> int:
         ("Remote reads", table(remote)),
         ("RDMA", table(_doctor_rdma.report())),
         ("Optional packages", _extras()),
+        ("Rings of actors in shared memory", _doctor_rings.report()),
     ]
     for title, text in parts:
         print(f"{title}\n{text}\n")

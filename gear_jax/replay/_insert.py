@@ -25,11 +25,13 @@ from gear_jax.replay._state import (
 )
 
 
-def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None):
+def add(
+    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None
+):
     """See `Replay.add`."""
     state = receive(config, state)
-    rows = config.flatten("trajectories", trajectories, "A, T'")
-    lengths = _lengths(rows, config, lengths)
+    values = config.flatten("trajectories", trajectories, "A, T'")
+    lengths = _lengths(values, config, lengths, rows)
     valid = lengths > 0
     partition = _placement.choose_partitions(config, state, valid.shape[0])
     slot, cursor = _placement.choose_slots(config, state, partition, valid)
@@ -47,7 +49,7 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
     max_priority = state.max_priority
     if priorities is not None:  # what is not given raises nothing, and then the devices need not speak
         max_priority = raise_max(config, max_priority, priority, valid & ~rejected)
-    columns, state = write_steps(config, state, slot, config.tree.unflatten(rows), lengths)
+    columns, state = write_steps(config, state, slot, config.tree.unflatten(values), lengths, rows=rows)
     state = state.replace(
         cursor=cursor,
         clock=add64(state.clock, jnp.uint32(rows_here * _axis.size(config.axis))),
@@ -67,19 +69,21 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
     return state if config.remote is None else after_reads(state), handles
 
 
-def write_steps(config: Config, state: ReplayState, slot, rows, lengths, starts=None, whole=None):
-    """The columns after rows of steps were written to slots `int32[A]` of this device, and the state beside them.
+def write_steps(config: Config, state: ReplayState, slot, values, lengths, starts=None, whole=None, rows=None):
+    """The columns after rows of steps (`rows int32[A]` of the values, or all) were written to slots `int32[A]` of this device, and the state beside them.
 
     Where other processes read the table the rows get their stamps. A slot that is written anew has the next generation;
     with `whole` `bool[A]` it has it already, and is left open unless the row makes it whole.
     """
     if config.remote is None:
-        return ops.scatter(state.columns, slot, rows, lengths, starts, ticket=state.ticket), state
+        return ops.scatter(state.columns, slot, values, lengths, starts, rows=rows, ticket=state.ticket), state
     _, generation, ticket = read_rows(state, slot)
     value = generation + generation
     value = value + np.uint32(2) if whole is None else jnp.where(whole, value, value - np.uint32(1))
     stamps = state.remote.stamp, value
-    columns, stamp = ops.scatter(state.columns, slot, rows, lengths, starts, stamps=stamps, ticket=ticket)
+    columns, stamp = ops.scatter(
+        state.columns, slot, values, lengths, starts, rows=rows, stamps=stamps, ticket=ticket
+    )
     return columns, note_remote(state.replace(ticket=ticket, remote=state.remote.replace(stamp=stamp)))
 
 
@@ -196,9 +200,9 @@ def floats(what: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
     return jax.lax.stop_gradient(x.astype(jnp.float32))
 
 
-def _lengths(rows, config: Config, lengths) -> jax.Array:
-    a, steps = rows[0].shape[:2]
-    for name, r in zip(config.names, rows, strict=True):
+def _lengths(values, config: Config, lengths, rows) -> jax.Array:
+    a, steps = values[0].shape[:2]
+    for name, r in zip(config.names, values, strict=True):
         if r.shape[:2] != (a, steps):
             raise value_error(
                 f"trajectories[{name!r}]", got=f"[A, T'] = {r.shape[:2]}", wanted=f"{(a, steps)}",
@@ -210,6 +214,10 @@ def _lengths(rows, config: Config, lengths) -> jax.Array:
             fix="Split the trajectories, or raise TableSpec.trajectory_length.",
         )  # fmt: skip
     lengths = int32("lengths", lengths)
+    if rows is not None:
+        if rows.ndim != 1:
+            raise value_error("rows", got=f"shape {rows.shape}", wanted="[A]", fix="Give one for each trajectory.")
+        a = rows.shape[0]
     if lengths.shape != (a,):
         raise value_error("lengths", got=f"shape {lengths.shape}", wanted=f"[A] = {(a,)}", fix="Give one for each row.")
     return jnp.clip(lengths, 0, steps)

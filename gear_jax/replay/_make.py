@@ -255,7 +255,7 @@ class Replay(Connected):
         return _mesh.broadcast(self._calls.shardings(), state)
 
     def add(
-        self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None
+        self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None
     ) -> tuple[ReplayState, Handle]:
         """Inserts A trajectories in place; each takes a free slot, or the place of one that is evicted.
 
@@ -266,6 +266,8 @@ class Replay(Connected):
           lengths: `int32[A]`, the steps that count, cut to [0, T']. A trajectory of length 0 is skipped.
           priorities: `float32[A]`; None: the largest seen so far (1.0 at first). NaN, infinite and negative ones are
             stored as 0 and counted.
+          rows: `int32[A]`, which row of `trajectories`, then `[R, T', *shape]`, each of the A is: they are copied once,
+            from where they lie. One outside [0, R) must have length 0. Not over a mesh.
 
         Returns:
           The next state and the handles `[A]`; slot -1 for a skipped row, and for a row that later rows of the same
@@ -276,7 +278,12 @@ class Replay(Connected):
         """
         if not isinstance(lengths, jax.Array):  # jit would cut a NumPy int64 before we see it
             lengths = int32("lengths", lengths)
-        return self._run("add", _insert.add, state, trajectories, lengths, priorities)
+        if rows is None:
+            return self._run("add", _insert.add, state, trajectories, lengths, priorities)
+        if self.placement is not None:
+            fix = "Leave rows out, and pass the rows themselves."
+            raise value_error("add: rows", got="rows of a table over a mesh", wanted="None there", fix=fix)
+        return self._run("add", _insert.add, state, trajectories, lengths, priorities, int32("rows", rows))
 
     def append(self, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
         """Appends one step to each of K streams.
