@@ -1,12 +1,14 @@
 """Repository rule: the headers of installed Python packages as cc_library targets, and the interpreter itself."""
 
 _PROBE = """
-import os, sys, sysconfig
+import importlib.util, os, sys, sysconfig
 import jaxlib, nanobind
 print(os.path.join(os.path.dirname(jaxlib.__file__), 'include'))
 print(sysconfig.get_paths()['include'])
 print(os.path.dirname(nanobind.__file__))
 print(sys.executable)
+ucx = importlib.util.find_spec('libucx')
+print(ucx.submodule_search_locations[0] if ucx else '')
 """
 
 _BUILD = """
@@ -24,6 +26,12 @@ cc_library(
     name = "python",
     hdrs = glob(["python/**/*.h"]),
     includes = ["python"],
+)
+
+cc_library(
+    name = "ucx",
+    hdrs = glob(["ucx/**/*.h"]),
+    includes = ["ucx"],
 )
 
 cc_library(
@@ -47,12 +55,15 @@ def _python_headers_impl(ctx):
     result = ctx.execute([python, "-c", _PROBE])
     if result.return_code:
         fail("%s lacks jaxlib or nanobind; set PYTHON_BIN to an interpreter that has both:\n%s" % (python, result.stderr))
-    xla, include, nanobind, executable = result.stdout.strip().split("\n")
+    xla, include, nanobind, executable, ucx = result.stdout.split("\n")[:5]
     if not ctx.path(include + "/Python.h").exists:
         fail("%s has no Python.h in %s: install its development package" % (python, include))
     ctx.symlink(xla, "xla")
     ctx.symlink(include, "python")
     ctx.symlink(nanobind, "nanobind")
+    if ucx:
+        ctx.symlink(ucx + "/include", "ucx")
+    ctx.file("defs.bzl", "HAS_UCX = %s\n" % bool(ucx))
     ctx.file("interpreter", '#!/bin/sh\nexec "%s" "$@"\n' % executable, executable = True)
     ctx.file("BUILD", _BUILD)
 

@@ -9,6 +9,7 @@
 #include "ffi/handlers.h"
 #include "ffi/memory_registry.h"
 #include "ffi/staging.h"
+#include "ffi/transport_module.h"
 
 namespace nb = nanobind;
 
@@ -49,6 +50,7 @@ NB_MODULE(_gear_cpu, m) {
   m.def("unregister_memory", &UnregisterMemory, nb::call_guard<nb::gil_scoped_release>(),
         "Makes an address stale, then waits until nobody reads its memory. False: it is stale already.");
   AddActors(m);
+  AddTransport(m);
 }
 
 }  // namespace gear_jax

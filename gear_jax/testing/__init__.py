@@ -1,16 +1,17 @@
 """Contract suites: what an implementation must do to count as one. Tests of this package and of others call them.
 
-They load on first use: processes of actors import a module of this package, and no jax.
+They load on first use: processes of actors import a module of this package and no jax, and that of the transports
+needs none.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gear_jax.testing import actors, ops, processes, selectors
+    from gear_jax.testing import actors, ops, processes, selectors, transports
     from gear_jax.testing.selectors import check_selector
 
-__all__ = ["actors", "check_selector", "ops", "processes", "selectors"]
+__all__ = ["actors", "check_selector", "ops", "processes", "selectors", "transports"]
 
 
 def __getattr__(name: str):

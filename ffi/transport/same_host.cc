@@ -1,0 +1,70 @@
+#include "ffi/transport/same_host.h"
+
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+namespace gear_jax::transport {
+namespace {
+
+bool Here(const HostProcess& process) {
+  const HostProcess here = Mark().Describe();
+  return here.boot[0] != 0 && process.boot == here.boot && process.pid_namespace == here.pid_namespace &&
+         here.pid_namespace != 0;
+}
+
+}  // namespace
+
+Mark::Mark() : mark_(std::make_unique<std::array<uint8_t, 16>>()) {
+  if (getrandom(mark_->data(), mark_->size(), 0) != static_cast<ssize_t>(mark_->size())) mark_->fill(0);
+}
+
+void Mark::Clear() {
+  volatile uint8_t* const bytes = mark_->data();
+  for (size_t i = 0; i < mark_->size(); ++i) bytes[i] = 0;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+HostProcess Mark::Describe() const {
+  HostProcess process{};
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::memcpy(process.boot.data(), boot.data(), std::min(boot.size(), process.boot.size() - 1));
+  struct stat info;
+  if (stat("/proc/self/ns/pid", &info) == 0) process.pid_namespace = info.st_ino;
+  process.pid = getpid();
+  process.mark_address = reinterpret_cast<uintptr_t>(mark_->data());
+  process.mark = *mark_;
+  return process;
+}
+
+bool CanRead(const HostProcess& process) {
+  const bool marked = process.mark != std::array<uint8_t, 16>{};
+  return marked && process.pid > 0 && Here(process) && ReadProcess(process, nullptr, 0);
+}
+
+bool ReadProcess(const HostProcess& process, const VmRead* reads, size_t count) {
+  if (count > kMaxVmReads) return false;
+  // The mark is read last: if it is still there, what was read before it was too.
+  std::array<uint8_t, 16> mark{};
+  iovec here[kMaxVmReads + 1], there[kMaxVmReads + 1];
+  size_t bytes = mark.size();
+  for (size_t i = 0; i < count; ++i) {
+    here[i] = {reads[i].to, reads[i].bytes};
+    there[i] = {reinterpret_cast<void*>(reads[i].from), reads[i].bytes};
+    bytes += reads[i].bytes;
+  }
+  here[count] = {mark.data(), mark.size()};
+  there[count] = {reinterpret_cast<void*>(process.mark_address), mark.size()};
+  const ssize_t got = process_vm_readv(static_cast<pid_t>(process.pid), here, count + 1, there, count + 1, 0);
+  return got == static_cast<ssize_t>(bytes) && mark == process.mark;
+}
+
+}  // namespace gear_jax::transport

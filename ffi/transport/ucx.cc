@@ -1,0 +1,357 @@
+#include "ffi/transport/ucx.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <utility>
+
+#include "ffi/transport/sealed.h"
+
+namespace gear_jax::transport {
+namespace {
+
+constexpr uint64_t kMaxRead = 1 << 20;
+constexpr uint64_t kNearBytes = 1 << 20;  // of the same host, between two looks at the others
+constexpr int kProgressInPoll = 64;
+constexpr auto kEndSeconds = std::chrono::seconds(5);
+constexpr size_t kSlack = 4096;  // zeros behind what UCX unpacks without being told its size
+
+// Packed addresses and keys differ between versions of UCX.
+uint64_t Kind(const char letters[4], const UcxApi& api) {
+  uint64_t kind = 0;
+  std::memcpy(&kind, letters, 4);
+  return kind | static_cast<uint64_t>(api.major & 0xffff) << 32 | static_cast<uint64_t>(api.minor) << 48;
+}
+
+// Whether UCX_TLS lets processes of one host read each other's memory: a list of transports, after a ^ of those not
+// to use.
+bool ReadsNear() {
+  const char* const tls = std::getenv("UCX_TLS");
+  if (tls == nullptr) return true;
+  std::string list(tls);
+  const bool without = !list.empty() && list[0] == '^';
+  if (without) list.erase(0, 1);
+  bool named = false;
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    named = named || word == "cma" || word == "sm" || word == "shm" || word == "all";
+  }
+  return named != without;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> MakeUcx(const Options& options, std::string* error) {
+  return UcxTransport::Make(options, error);
+}
+
+std::unique_ptr<UcxTransport> UcxTransport::Make(const Options& options, std::string* error) {
+  const UcxApi* api = UcxApi::Load(error);
+  if (api == nullptr) return nullptr;
+  std::unique_ptr<UcxTransport> transport(new UcxTransport(api));
+  *error = transport->Start(options);
+  return error->empty() ? std::move(transport) : nullptr;
+}
+
+std::string UcxTransport::Failed(const char* call, ucs_status_t status) const {
+  return std::string(call) + ": got \"" + api_->ucs_status_string(status) +
+         "\", wanted success. Look at UCX_TLS and UCX_NET_DEVICES, and run with UCX_LOG_LEVEL=diag to see why.";
+}
+
+std::string UcxTransport::Start(const Options& options) {
+  ucp_config_t* config;
+  ucs_status_t status = api_->ucp_config_read(nullptr, nullptr, &config);
+  if (status != UCS_OK) return Failed("ucp_config_read", status);
+  // Shared memory takes part in error handling only if told to.
+  const std::pair<const char*, const char*> ours[] = {
+      {"TLS", "tcp,posix,sysv,self"}, {"POSIX_ERROR_HANDLING", "y"}, {"SYSV_ERROR_HANDLING", "y"}};
+  for (const auto& [name, value] : ours) {
+    if (status == UCS_OK && std::getenv((std::string("UCX_") + name).c_str()) == nullptr) {
+      status = api_->ucp_config_modify(config, name, value);
+    }
+  }
+  if (status == UCS_OK && !options.device.empty()) {
+    status = api_->ucp_config_modify(config, "NET_DEVICES", options.device.c_str());
+  }
+  if (status == UCS_OK) {
+    ucp_params_t params{};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+    params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+    params.name = "gear_jax";
+    status = api_->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  }
+  api_->ucp_config_release(config);
+  if (status != UCS_OK) return Failed("ucp_init", status);
+
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made here, then used by the progress thread
+  status = api_->ucp_worker_create(context_, &params, &worker_);
+  if (status != UCS_OK) return Failed("ucp_worker_create", status);
+  status = api_->ucp_worker_get_efd(worker_, &worker_fd_);
+  if (status != UCS_OK) return Failed("ucp_worker_get_efd", status);
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd_ < 0) return "eventfd: got none, wanted a file descriptor. Raise `ulimit -n`.";
+
+  ucp_address_t* address;
+  size_t bytes;
+  status = api_->ucp_worker_get_address(worker_, &address, &bytes);
+  if (status != UCS_OK) return Failed("ucp_worker_get_address", status);
+  const HostProcess process = mark_.Describe();
+  std::vector<uint8_t> blob(sizeof(process) + bytes);
+  std::memcpy(blob.data(), &process, sizeof(process));
+  std::memcpy(blob.data() + sizeof(process), address, bytes);
+  address_ = Seal(Kind("GJUA", *api_), blob.data(), blob.size());
+  reads_near_ = ReadsNear();
+  api_->ucp_worker_release_address(worker_, address);
+  return "";
+}
+
+UcxTransport::~UcxTransport() {
+  mark_.Clear();
+  while (!connections_.empty()) Disconnect(connections_.begin()->first);
+  const auto until = std::chrono::steady_clock::now() + kEndSeconds;
+  while (!ending_.empty() && std::chrono::steady_clock::now() < until) {
+    api_->ucp_worker_progress(worker_);
+    FreeEnded();
+  }
+  for (const ucp_mem_h memory : exposed_) {
+    if (memory != nullptr) api_->ucp_mem_unmap(context_, memory);
+  }
+  if (worker_ != nullptr) api_->ucp_worker_destroy(worker_);
+  if (context_ != nullptr) api_->ucp_cleanup(context_);
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+Capabilities UcxTransport::capabilities() const { return {kMaxRead, false, true}; }
+
+// ---- Exposing
+
+std::string UcxTransport::Expose(const std::vector<OwnMemory>& memory, std::vector<RemoteRegion>* regions) {
+  for (const OwnMemory& own : memory) {
+    RemoteRegion region{reinterpret_cast<uintptr_t>(own.data), own.bytes, {}};
+    ucp_mem_h handle = nullptr;
+    if (own.bytes > 0) {
+      ucp_mem_map_params_t params{};
+      params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                          UCP_MEM_MAP_PARAM_FIELD_PROT | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+      params.address = const_cast<void*>(own.data);
+      params.length = own.bytes;
+      params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ;
+      params.memory_type = UCS_MEMORY_TYPE_HOST;
+      ucs_status_t status = api_->ucp_mem_map(context_, &params, &handle);
+      if (status != UCS_OK) return Failed("ucp_mem_map", status);
+      exposed_.push_back(handle);
+      void* key;
+      size_t bytes;
+      status = api_->ucp_rkey_pack(context_, handle, &key, &bytes);
+      if (status != UCS_OK) return Failed("ucp_rkey_pack", status);
+      region.key = Seal(Kind("GJUK", *api_), key, bytes);
+      api_->ucp_rkey_buffer_release(key);
+    }
+    regions->push_back(std::move(region));
+  }
+  return "";
+}
+
+std::vector<uint8_t> UcxTransport::Accept(int32_t peer, const uint8_t* offer, size_t bytes, std::string* error) {
+  if (!Unseal(Kind("GJUO", *api_), offer, bytes)) {
+    *error = "offer of peer " + std::to_string(peer) + ": got " + std::to_string(bytes) + " bytes that no UCX " +
+             std::to_string(api_->major) + "." + std::to_string(api_->minor) +
+             " has made, wanted an offer. Install the same libucx everywhere.";
+    return {};
+  }
+  return address_;
+}
+
+// ---- Reading
+
+std::vector<uint8_t> UcxTransport::Offer(int32_t, std::string*) { return Seal(Kind("GJUO", *api_), nullptr, 0); }
+
+std::string UcxTransport::Connect(int32_t peer, const uint8_t* blob, size_t bytes, std::vector<RemoteRegion> regions) {
+  const std::string who = " of peer " + std::to_string(peer);
+  const std::string fix = " Install the same libucx everywhere.";
+  constexpr size_t kProcess = sizeof(HostProcess);
+  if (bytes < kProcess + 24 || !Unseal(Kind("GJUA", *api_), blob, bytes)) {
+    return "address" + who + ": got " + std::to_string(bytes) + " bytes that are malformed or of another UCX, wanted " +
+           std::to_string(api_->major) + "." + std::to_string(api_->minor) + "'s." + fix;
+  }
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const RemoteRegion& region = regions[i];
+    if (region.bytes > 0 && !Unseal(Kind("GJUK", *api_), region.key.data(), region.key.size())) {
+      return "key of region " + std::to_string(i) + who + ": got " + std::to_string(region.key.size()) +
+             " bytes that are malformed or of another UCX, wanted a key." + fix;
+    }
+  }
+  Disconnect(peer);
+  std::vector<uint8_t> address(blob + 16 + kProcess, blob + bytes - 8);
+  address.resize(address.size() + kSlack);
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_USER_DATA;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  // With it, reads of a dead peer end, and answers that come after a read has ended are dropped.
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler = {&UcxTransport::EndpointFailed, this};
+  params.user_data = this;
+  auto connection = std::make_unique<Connection>();
+  std::memcpy(&connection->process, blob + 16, kProcess);
+  connection->same_host = reads_near_ && CanRead(connection->process);
+  ucs_status_t status = api_->ucp_ep_create(worker_, &params, &connection->endpoint);
+  if (status != UCS_OK) return Failed("ucp_ep_create", status);
+  Connection* const made = connection.get();
+  connections_[peer] = std::move(connection);
+  for (const RemoteRegion& region : regions) {
+    ucp_rkey_h key = nullptr;
+    if (region.bytes > 0) {
+      std::vector<uint8_t> packed(region.key.begin() + 16, region.key.end() - 8);
+      packed.resize(packed.size() + kSlack);
+      status = api_->ucp_ep_rkey_unpack(made->endpoint, packed.data(), &key);
+      if (status != UCS_OK) {
+        Disconnect(peer);
+        return Failed("ucp_ep_rkey_unpack", status);
+      }
+    }
+    made->keys.push_back(key);
+    made->addresses.push_back(region.address);
+  }
+  return "";
+}
+
+void UcxTransport::Disconnect(int32_t peer) {
+  const auto found = connections_.find(peer);
+  if (found == connections_.end()) return;
+  std::unique_ptr<Connection> connection = std::move(found->second);
+  connections_.erase(found);
+  for (auto read = near_.begin(); read != near_.end();) {
+    if (read->peer == peer) {
+      ended_.push_back({read->cookie, Status::kLost});
+      read = near_.erase(read);
+    } else {
+      ++read;
+    }
+  }
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;  // ends what is under way
+  const ucs_status_ptr_t closing = api_->ucp_ep_close_nbx(connection->endpoint, &params);
+  if (UCS_PTR_IS_PTR(closing)) connection->closing = closing;
+  ending_.push_back(std::move(connection));
+}
+
+void UcxTransport::Free(Connection* connection) {
+  for (const ucp_rkey_h key : connection->keys) {
+    if (key != nullptr) api_->ucp_rkey_destroy(key);
+  }
+}
+
+void UcxTransport::FreeEnded() {
+  const auto ended = [&](std::unique_ptr<Connection>& connection) {
+    if (connection->closing != nullptr) {
+      if (api_->ucp_request_check_status(connection->closing) == UCS_INPROGRESS) return false;
+      api_->ucp_request_free(connection->closing);
+      connection->closing = nullptr;
+    }
+    if (connection->under_way > 0) return false;
+    Free(connection.get());
+    return true;
+  };
+  ending_.erase(std::remove_if(ending_.begin(), ending_.end(), ended), ending_.end());
+}
+
+bool UcxTransport::Post(int32_t peer, int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) {
+  Connection* const connection = connections_.at(peer).get();
+  const auto index = static_cast<size_t>(region);
+  if (connection->same_host) {
+    near_.push_back({peer, {connection->addresses[index] + offset, to, bytes}, cookie});
+    return true;
+  }
+  if (free_reads_.empty()) {
+    reads_.emplace_back();
+    free_reads_.push_back(&reads_.back());
+  }
+  Read* const read = free_reads_.back();
+  *read = {this, connection, cookie};
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  params.cb.send = &UcxTransport::ReadEnded;
+  params.user_data = read;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  const ucs_status_ptr_t request = api_->ucp_get_nbx(
+      connection->endpoint, to, bytes, connection->addresses[index] + offset, connection->keys[index], &params);
+  if (UCS_PTR_IS_ERR(request) && UCS_PTR_STATUS(request) == UCS_ERR_NO_RESOURCE) return false;
+  free_reads_.pop_back();
+  ++connection->under_way;
+  if (!UCS_PTR_IS_PTR(request)) End(read, UCS_PTR_STATUS(request));
+  return true;
+}
+
+void UcxTransport::ReadEnded(void* request, ucs_status_t status, void* user_data) {
+  auto* const read = static_cast<Read*>(user_data);
+  UcxTransport* const transport = read->transport;
+  transport->End(read, status);
+  transport->api_->ucp_request_free(request);
+}
+
+void UcxTransport::End(Read* read, ucs_status_t status) {
+  --read->connection->under_way;
+  ended_.push_back({read->cookie, status == UCS_OK ? Status::kOk : Status::kLost});
+  free_reads_.push_back(read);
+}
+
+// Some of what waits, all of one peer: the thread has others to serve.
+void UcxTransport::ReadNear() {
+  const int32_t peer = near_.front().peer;
+  VmRead reads[kMaxVmReads];
+  size_t count = 0;
+  for (uint64_t bytes = 0; count < std::min(kMaxVmReads, near_.size()) && near_[count].peer == peer; ++count) {
+    bytes += near_[count].read.bytes;
+    if (count > 0 && bytes > kNearBytes) break;
+    reads[count] = near_[count].read;
+  }
+  const Status status = ReadProcess(connections_.at(peer)->process, reads, count) ? Status::kOk : Status::kLost;
+  for (size_t i = 0; i < count; ++i) ended_.push_back({near_[i].cookie, status});
+  near_.erase(near_.begin(), near_.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+size_t UcxTransport::Poll(Completion* completions, size_t max) {
+  for (int i = 0; i < kProgressInPoll && ended_.size() - handed_out_ < max; ++i) {
+    if (api_->ucp_worker_progress(worker_) == 0) break;
+  }
+  if (!near_.empty()) ReadNear();
+  const size_t count = std::min(max, ended_.size() - handed_out_);
+  std::copy_n(ended_.begin() + static_cast<std::ptrdiff_t>(handed_out_), count, completions);
+  handed_out_ += count;
+  if (handed_out_ == ended_.size()) {
+    ended_.clear();
+    handed_out_ = 0;
+  }
+  if (!ending_.empty()) FreeEnded();
+  return count;
+}
+
+void UcxTransport::Wait(double seconds) {
+  if (handed_out_ < ended_.size() || !near_.empty()) return;
+  if (api_->ucp_worker_arm(worker_) != UCS_OK) return;  // busy: there is something to poll
+  pollfd files[2] = {{worker_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+  const double milliseconds = std::min(std::ceil(seconds * 1e3), 1e6);
+  poll(files, 2, static_cast<int>(milliseconds));
+  if (files[1].revents != 0) {
+    uint64_t count;
+    [[maybe_unused]] const ssize_t got = read(wake_fd_, &count, sizeof(count));
+  }
+}
+
+void UcxTransport::Wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t put = write(wake_fd_, &one, sizeof(one));
+}
+
+}  // namespace gear_jax::transport

@@ -1,0 +1,356 @@
+"""A session: memory that this process exposes to its job, and what it reads of the others'."""
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+
+from gear_jax import _native
+from gear_jax._errors import type_error, value_error
+from gear_jax.transport import _blob, _control, _kinds
+from gear_jax.transport._errors import TransportError, transport_error
+from gear_jax.transport._job import Job
+from gear_jax.transport._links import Links
+
+_numbers = itertools.count()
+_RETRY = 0.05  # seconds between two looks at a peer that is not ready
+_READERS = 32  # peers greeted at a time
+
+
+class Session:
+    """Exposes memory to the processes of a job, read-only, and reads theirs. A context manager.
+
+    Every process of the job makes its sessions in the same order, each with the same number of regions; the constructor
+    returns when all are connected. A process that is started again makes them again, and the others take it back.
+
+    A peer whose process ends is lost at once, one that does not answer by the deadline with it; its reads then fail
+    until it is back. Connections are renewed in the background.
+
+    Args:
+      job: the processes.
+      regions: what this process exposes: C-contiguous NumPy arrays, or (address, bytes) of host memory, which must stay
+        until `close`. They are exposed where they lie.
+      transport: "verbs" or "ucx"; None: the first of these that all processes can use. Those that ask must agree.
+      deadline: seconds that a read may take, waiting its turn included.
+      on_loss: what a replay does with rows of a lost peer: "invalid" (marks them) or "error" (raises).
+      start_timeout: seconds to wait for the other processes.
+      number: of the session; None: how many this process has made before it. For processes that make different ones.
+      options: of the transport: `chunk` (bytes), `window` (chunks under way for each peer), `device`, and for verbs
+        `queue_pairs`, `port`, `gid_index`, `mtu`, `traffic_class`, `retries`, `ack_timeout`. See docs/transport.md.
+
+    Attributes:
+      number: by which ops find the session; the same in every process.
+      transport: the name of the transport in use.
+      job, deadline, on_loss: as given.
+
+    Raises:
+      ValueError, TypeError: for what the arguments should not be.
+      TransportError: if a process is missing, or they do not agree.
+    """
+
+    def __init__(
+        self, job: Job, regions: Sequence[np.ndarray | tuple[int, int]], transport: str | None = None, *,
+        deadline: float = 2.0, on_loss: Literal["invalid", "error"] = "invalid", start_timeout: float = 60.0,
+        number: int | None = None, **options: Any,
+    ):  # fmt: skip
+        if transport is not None:
+            _kinds.check_name(transport)
+        if on_loss not in ("invalid", "error"):
+            raise value_error("on_loss", got=repr(on_loss), wanted='"invalid" or "error"', fix="Choose one.")
+        if not 0 < deadline < 1e6:
+            raise value_error("deadline", got=deadline, wanted="seconds, more than 0", fix="The default is 2.0.")
+        self.job, self.deadline, self.on_loss = job, float(deadline), on_loss
+        self._kept = list(regions)  # the arrays stay alive with the session
+        self._memory = [_address_of(region, i) for i, region in enumerate(self._kept)]
+        if len(self._memory) > _blob.MAX_REGIONS:
+            fix = "Expose fewer, larger ones."
+            raise value_error("regions", got=len(self._memory), wanted=f"at most {_blob.MAX_REGIONS}", fix=fix)
+        self._options = {"timeout": self.deadline, **_kinds.check_options(options)}
+        self._library: Any = _native.load("cpu")
+        self._wants = transport
+        self._can = {name: _kinds.kind(name).missing(self._options) for name in _kinds.KINDS}
+        self._chosen: str | None = None
+        self._closed = threading.Lock(), threading.Event()
+        self._inbound: dict[int, _control.Channel] = {}
+        self._inbound_lock = threading.Lock()
+        self._native: Any = None
+        self._exposer: Any = None
+        self._links: Links | None = None
+        self.number = next(_numbers) if number is None else number
+        self._address = job.addresses[job.rank]
+        _control.listen(self._address, job.secret, self.number, self._serve)
+        try:
+            self._start(time.monotonic() + start_timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- What users call
+
+    @property
+    def transport(self) -> str:
+        assert self._chosen is not None
+        return self._chosen
+
+    @property
+    def alive(self) -> np.ndarray:
+        """bool[n]: which processes are there, as far as is known; this one is."""
+        return np.asarray(self._native.alive(), np.bool_)
+
+    def region_bytes(self, peer: int, region: int) -> int:
+        """Bytes of a region of a process; 0 where there is none, or nothing is known of it yet."""
+        return self._native.region_bytes(peer, region)
+
+    def read(self, peer: int, region: int, offset: int, bytes: int) -> np.ndarray:
+        """Reads `bytes` bytes at `offset` of a region of a process, and waits for them: for tests and tools.
+
+        Returns:
+          uint8[bytes].
+
+        Raises:
+          TransportError: with the status: "refused" (there is no such region, or it ends before), "timeout", "lost" or
+            "closed".
+        """
+        (result,) = self.read_many([(peer, region, offset, bytes)])
+        return result
+
+    def read_many(self, pieces: Sequence[tuple[int, int, int, int]]) -> list[np.ndarray]:
+        """Reads several (peer, region, offset, bytes) at once; see `read`."""
+        arrays = [np.empty(_size(piece), np.uint8) for piece in pieces]
+        wanted = [(*(int(x) for x in piece), a.ctypes.data) for piece, a in zip(pieces, arrays, strict=True)]
+        for piece, status in zip(pieces, self._native.read(wanted), strict=True):
+            if status != "ok":
+                what = "read of peer {}, region {}, offset {}, {} bytes".format(*piece)
+                raise transport_error(what, got=status, wanted="its bytes", fix=_FIXES[status], status=status)
+        return arrays
+
+    def counters(self) -> dict[str, int | float]:
+        """What has happened so far.
+
+        Returns:
+          bytes: that peers have delivered. reads: asked of them. refused, timeouts, lost: reads that ended so.
+          losses: how often a peer was lost. reconnects: how often one came back. wait_seconds: from each batch of reads
+          to its end, summed up.
+        """
+        return self._native.counters()
+
+    def close(self) -> None:
+        """Ends all reads ("closed") and lets nobody read any more. The others see this process as lost."""
+        lock, closed = self._closed
+        with lock:
+            if closed.is_set():
+                return
+            closed.set()
+        _control.stop_listening(self._address, self.number)
+        with self._inbound_lock:
+            for channel in self._inbound.values():
+                channel.close()
+        if self._links is not None:
+            self._links.close()
+        if self._native is not None:
+            self._library.remove_reader(self.number)
+            self._native.close()
+        if self._exposer is not None:
+            self._exposer.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Session(number={self.number}, rank={self.job.rank} of {len(self.job.addresses)}, {self._chosen})"
+
+    # ---- How processes come together
+
+    def _hello(self) -> _blob.Hello:
+        processes = len(self.job.addresses)
+        return _blob.Hello(
+            self.job.rank, processes, self.number, len(self._memory), self._can, self._wants, self._chosen
+        )
+
+    def _start(self, until: float) -> None:
+        others = [i for i in range(len(self.job.addresses)) if i != self.job.rank]
+        known = threading.Event()  # what the job uses: then who is missing now may come later
+        with ThreadPoolExecutor(max(1, min(len(others), _READERS))) as pool:
+            greeted = dict(zip(others, pool.map(lambda peer: self._greet(peer, until, known), others), strict=True))
+        hellos = {peer: got for peer, got in greeted.items() if isinstance(got, _blob.Hello)}
+        missing = {peer: got for peer, got in greeted.items() if not isinstance(got, _blob.Hello)}
+        if missing and not known.is_set():
+            self._raise_missing(missing)
+        hellos[self.job.rank] = self._hello()
+        chosen = _kinds.choose(
+            {i: h.can for i, h in hellos.items()}, {i: h.wants for i, h in hellos.items()},
+            {i: h.chosen for i, h in hellos.items()},
+        )  # fmt: skip
+        module = _kinds.kind(chosen)
+        try:
+            self._native = self._library.TransportSession(
+                chosen, self.job.rank, len(self.job.addresses), self._memory, self._options
+            )
+        except RuntimeError as e:
+            raise TransportError(str(e)) from None
+        self._exposer = module.expose(self._native, self._memory, self._options)
+        self._chosen = chosen
+        self._native.add(self.number)
+        self._links = Links(self._native, others, self._open)
+        first = [peer for peer in others if peer in hellos]
+        while waits := {p: why for p, why in self._links.waiting().items() if p in first}:
+            if time.monotonic() > until:
+                self._raise_missing(waits)
+            self._links.wait_for_change(_RETRY)
+
+    def _greet(self, peer: int, until: float, known: threading.Event) -> _blob.Hello | str:
+        """What a peer says of itself, or why it says nothing."""
+        while True:
+            try:
+                channel, hello = self._dial(peer)
+                channel.close()
+                channel.release()
+                if hello.chosen is not None:
+                    known.set()
+                return hello
+            except (OSError, EOFError, _NotYet) as e:
+                why = _reason(e)
+            if known.is_set() or time.monotonic() > until or self._closed[1].wait(_RETRY):
+                return why
+
+    def _dial(self, peer: int) -> tuple[_control.Channel, _blob.Hello]:
+        """A channel to a peer that has said who it is, and fits.
+
+        Raises:
+          OSError, EOFError, _NotYet: try again. TransportError: do not.
+        """
+        channel = _control.dial(self.job.addresses[peer], self.job.secret)
+        try:
+            channel.send(self._hello())
+            return channel, self._fits(_answer(channel, _blob.Hello), peer)
+        except BaseException:
+            channel.close()
+            channel.release()
+            raise
+
+    def _open(self, peer: int) -> _control.Channel:
+        """Connects the C++ side to a peer; the channel lasts as long as the peer does. Raises as `_dial`."""
+        channel, _ = self._dial(peer)
+        try:
+            try:
+                channel.send(_blob.Open(self.transport, self._native.offer(peer)))
+                opened = _answer(channel, _blob.Opened)
+                if len(opened.regions) != len(self._memory):
+                    raise _mismatch("regions", peer, len(opened.regions), len(self._memory))
+                self._native.connect(peer, opened.blob, opened.regions)
+            except RuntimeError as e:
+                raise e if isinstance(e, TransportError) else TransportError(str(e)) from None
+            return channel
+        except BaseException:
+            channel.close()
+            channel.release()
+            raise
+
+    def _fits(self, hello: _blob.Hello, peer: int | None) -> _blob.Hello:
+        if peer is None:
+            if hello.rank == self.job.rank:
+                raise _mismatch("rank", hello.rank, hello.rank, "another than this process's")
+        elif hello.rank != peer:
+            raise _mismatch("rank", peer, hello.rank, peer)
+        for what, got, wanted in (
+            ("processes", hello.processes, len(self.job.addresses)),
+            ("session", hello.session, self.number),
+            ("regions", hello.regions, len(self._memory)),
+        ):
+            if got != wanted:
+                raise _mismatch(what, hello.rank, got, wanted)
+        return hello
+
+    def _serve(self, channel: _control.Channel, hello: _blob.Hello) -> None:
+        """A peer's side of `_dial` and `_open`, then waits for its end; in a thread of its own."""
+        try:
+            self._fits(hello, None)
+        except TransportError as e:
+            return channel.send(_blob.Refused(str(e)))
+        channel.send(self._hello())
+        try:
+            wish = channel.receive()
+        except EOFError:
+            return None  # it wanted to know no more
+        if not isinstance(wish, _blob.Open):
+            return None
+        if self._chosen is None or self._closed[1].is_set():
+            return channel.send(_blob.Wait())
+        if wish.transport != self._chosen:
+            return channel.send(_blob.Refused(str(_mismatch("transport", hello.rank, wish.transport, self._chosen))))
+        with self._inbound_lock:
+            before, self._inbound[hello.rank] = self._inbound.get(hello.rank), channel
+            if before is not None:  # it was started again
+                before.close()
+            try:
+                blob = self._exposer.accept(hello.rank, wish.offer)
+            except TransportError as e:
+                return channel.send(_blob.Refused(str(e)))
+            channel.send(_blob.Opened(blob, self._exposer.regions()))
+        channel.wait_for_end()
+        with self._inbound_lock:
+            if self._inbound.get(hello.rank) is channel:
+                del self._inbound[hello.rank]
+                self._exposer.drop(hello.rank)
+        return None
+
+    def _raise_missing(self, missing: dict[int, str]) -> None:
+        got = ", ".join(f"process {i} at {'{}:{}'.format(*self.job.addresses[i])}: {why}" for i, why in missing.items())
+        fix = "Start all processes of the job, with one secret; each makes its sessions in the same order."
+        raise transport_error("processes of the job", got=got, wanted="all of them", fix=fix)
+
+
+class _NotYet(Exception):
+    """The peer is there, but not ready."""
+
+
+_FIXES = {
+    "refused": "Read within `region_bytes(peer, region)`.",
+    "timeout": "The peer counts as lost until it is connected again; a larger deadline= waits longer.",
+    "lost": "It is connected again when it is back; see `alive`.",
+    "closed": "Make a new session.",
+}
+
+
+def _answer(channel: _control.Channel, kind: type) -> Any:
+    answer = channel.receive()
+    if isinstance(answer, kind):
+        return answer
+    if isinstance(answer, _blob.Wait):
+        raise _NotYet("it has not got so far")
+    why = answer.why if isinstance(answer, _blob.Refused) else f"{type(answer).__name__} instead of {kind.__name__}"
+    raise TransportError(f"peer refuses: {why}")
+
+
+def _reason(e: BaseException) -> str:
+    return str(e) or type(e).__name__
+
+
+def _mismatch(what: str, peer: int, got: object, wanted: object) -> TransportError:
+    fix = "Run the same program in every process of the job."
+    return transport_error(f"{what} of process {peer}", got=got, wanted=wanted, fix=fix)
+
+
+def _size(piece: tuple[int, int, int, int]) -> int:
+    if piece[2] < 0 or not 0 <= piece[3] < 2**63:
+        raise value_error("offset, bytes", got=piece[2:], wanted="0 or more", fix="Read within the region.")
+    return int(piece[3])
+
+
+def _address_of(region: Any, i: int) -> tuple[int, int]:
+    if isinstance(region, np.ndarray):
+        if not region.flags.c_contiguous:
+            fix = "Pass `np.ascontiguousarray(x)`, and write to that one."
+            raise value_error(f"regions[{i}]", got=f"strides {region.strides}", wanted="a C-contiguous array", fix=fix)
+        return region.ctypes.data, region.nbytes
+    if isinstance(region, tuple) and len(region) == 2 and all(isinstance(x, int) and 0 <= x < 2**63 for x in region):
+        return region
+    wanted = "a NumPy array, or (address, bytes)"
+    raise type_error(f"regions[{i}]", got=type(region).__name__, wanted=wanted, fix="Pass one of these.")

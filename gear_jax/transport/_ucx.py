@@ -1,0 +1,62 @@
+"""UCX, of the package libucx or the system: a session's worker exposes memory and reads it (ffi/transport/ucx.h)."""
+
+import contextlib
+import functools
+import importlib
+import os
+from typing import Any
+
+from gear_jax import _native
+from gear_jax.transport._errors import TransportError
+
+
+@functools.cache
+def _load() -> None:
+    """Loads the package's libraries, which C++ then finds by name; without the package it looks for the system's."""
+    # By default UCX takes SIGHUP for itself when it is loaded.
+    ours = "UCX_DEBUG_SIGNO" not in os.environ
+    if ours:
+        os.environ["UCX_DEBUG_SIGNO"] = "0"
+    try:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("libucx").load_library()
+    finally:
+        if ours:
+            del os.environ["UCX_DEBUG_SIGNO"]
+
+
+def missing(options: dict[str, Any]) -> str:
+    """See `Kind`."""
+    _load()
+    library: Any = _native.load("cpu")
+    return library.transport_missing("ucx", options)
+
+
+def expose(native: Any, memory: list[tuple[int, int]], options: dict[str, Any]) -> "_UcxExposer":
+    """See `Kind`."""
+    del options  # the worker was made with them
+    return _UcxExposer(native, memory)
+
+
+class _UcxExposer:
+    def __init__(self, native: Any, memory: list[tuple[int, int]]):
+        self._native = native
+        try:
+            self._regions = native.expose(memory)
+        except RuntimeError as e:
+            raise TransportError(str(e)) from None
+
+    def regions(self) -> list[tuple[int, int, bytes]]:
+        return self._regions
+
+    def accept(self, peer: int, offer: bytes) -> bytes:
+        try:
+            return self._native.accept(peer, offer)
+        except RuntimeError as e:
+            raise TransportError(str(e)) from None
+
+    def drop(self, peer: int) -> None:
+        """UCX keeps nothing for a reader that it would not free by itself."""
+
+    def close(self) -> None:
+        """The worker went with the session."""
