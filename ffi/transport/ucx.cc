@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "ffi/transport/sealed.h"
@@ -339,7 +340,11 @@ size_t UcxTransport::Poll(Completion* completions, size_t max) {
 
 void UcxTransport::Wait(double seconds) {
   if (handed_out_ < ended_.size() || !near_.empty()) return;
-  if (api_->ucp_worker_arm(worker_) != UCS_OK) return;  // busy: there is something to poll
+  if (api_->ucp_worker_arm(worker_) != UCS_OK) {
+    // There is something to poll, or to send as soon as the peer has made room: it may be waiting for this very core.
+    std::this_thread::yield();
+    return;
+  }
   pollfd files[2] = {{worker_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
   const double milliseconds = std::min(std::ceil(seconds * 1e3), 1e6);
   poll(files, 2, static_cast<int>(milliseconds));
