@@ -19,6 +19,8 @@ from gear_jax.actors._errors import (
     RingTimeoutError,
 )
 from gear_jax.actors._pool import ActorPool
+from gear_jax.actors._relay import Relay
+from gear_jax.actors._remote import RemoteActors
 from gear_jax.actors._ring import Ring, make_ring, open_ring
 from gear_jax.actors._writer import Writer
 
@@ -30,6 +32,8 @@ __all__ = [
     "ActorPool",
     "Drained",
     "Ingest",
+    "Relay",
+    "RemoteActors",
     "Ring",
     "RingBusyError",
     "RingClosedError",

@@ -39,6 +39,7 @@ class Session:
       on_loss: what a replay does with rows of a lost peer: "invalid" (marks them) or "error" (raises).
       start_timeout: seconds to wait for the other processes.
       number: of the session; None: how many this process has made before it. For processes that make different ones.
+      peers: the processes to read from; None: all others. Any may read this one's regions.
       options: of the transport: `chunk` (bytes), `window` (chunks under way for each peer), `device`, and for verbs
         `queue_pairs`, `port`, `gid_index`, `mtu`, `traffic_class`, `retries`, `ack_timeout`. See docs/transport.md.
 
@@ -55,7 +56,7 @@ class Session:
     def __init__(
         self, job: Job, regions: Sequence[np.ndarray | tuple[int, int]], transport: str | None = None, *,
         deadline: float = 2.0, on_loss: Literal["invalid", "error"] = "invalid", start_timeout: float = 60.0,
-        number: int | None = None, **options: Any,
+        number: int | None = None, peers: Sequence[int] | None = None, **options: Any,
     ):  # fmt: skip
         if transport is not None:
             _kinds.check_name(transport)
@@ -81,6 +82,10 @@ class Session:
         self._exposer: Any = None
         self._links: Links | None = None
         self.number = next(_numbers) if number is None else number
+        self._peers = [i for i in range(len(job.addresses)) if i != job.rank] if peers is None else list(peers)
+        if job.rank in self._peers or not set(self._peers) <= set(range(len(job.addresses))):
+            wanted = f"ranks of other processes, below {len(job.addresses)} and not {job.rank}"
+            raise value_error("peers", got=self._peers, wanted=wanted, fix="Leave it out.")
         self._address = job.addresses[job.rank]
         _control.listen(self._address, job.secret, self.number, self._serve)
         try:
@@ -127,6 +132,14 @@ class Session:
                 what = "read of peer {}, region {}, offset {}, {} bytes".format(*piece)
                 raise transport_error(what, got=status, wanted="its bytes", fix=_FIXES[status], status=status)
         return arrays
+
+    def read_into(self, pieces: Sequence[tuple[int, int, int, np.ndarray]]) -> list[str]:
+        """Reads several (peer, region, offset, C-contiguous array to fill) at once, and waits for them.
+
+        Returns:
+          Of each "ok", or how it failed: the statuses of `read`. What an array that failed holds is undefined.
+        """
+        return self._native.read([(peer, region, at, x.nbytes, x.ctypes.data) for peer, region, at, x in pieces])
 
     def counters(self) -> dict[str, int | float]:
         """What has happened so far.
@@ -175,7 +188,7 @@ class Session:
         )
 
     def _start(self, until: float) -> None:
-        others = [i for i in range(len(self.job.addresses)) if i != self.job.rank]
+        others = self._peers
         known = threading.Event()  # what the job uses: then who is missing now may come later
         with ThreadPoolExecutor(max(1, min(len(others), _READERS))) as pool:
             greeted = dict(zip(others, pool.map(lambda peer: self._greet(peer, until, known), others), strict=True))
