@@ -9,7 +9,7 @@ import numpy as np
 from gear_jax import _axis, ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _placement
+from gear_jax.replay import _limits, _placement
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import (
     Counter,
@@ -24,12 +24,17 @@ from gear_jax.replay._state import (
 )
 
 
-def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None):
+def add(
+    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None
+) -> tuple[ReplayState, Handle]:
     """See `Replay.add`."""
     rows = config.flatten("trajectories", trajectories, "A, T'")
     lengths = _lengths(rows, config, lengths)
     valid = lengths > 0
     partition = _placement.choose_partitions(config, state, valid.shape[0])
+    version = _limits.versions(config, state, version, valid.shape[0])
+    if version is not None:
+        state, valid, lengths = _limits.refuse(config, state, partition, version, lengths)
     slot, cursor = _placement.choose_slots(config, state, partition, valid)
     if priorities is None:
         priority = jnp.broadcast_to(state.max_priority, valid.shape)
@@ -59,6 +64,7 @@ def add(config: Config, state: ReplayState, trajectories: Any, lengths: Any, pri
     state = state.replace(ticket=ticket, counters=tally(state.counters, partition, counts))
     generation = jnp.where(slot >= 0, old_generation + np.uint32(1), np.uint32(0))
     state = write_rows(state, slot, length=lengths, generation=generation, sequence=number)
+    state = _limits.reset(state, slot, version)
     handles = Handle(config.everywhere(slot), generation)
     return set_priorities(config, state, slot, priority, lengths), handles
 

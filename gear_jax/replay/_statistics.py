@@ -15,8 +15,14 @@ def of_state(capacity: int, state: ReplayState) -> dict[str, int | float]:
     numbers = _count(_own(state.length), _own(state.counters))
     if state.streams is not None:
         numbers["open_streams"] = sum(int((x >= 0).sum()) for x in _own(state.streams.slot))
+    if state.limits is not None:
+        counters = _own(state.limits.counters)
+        names = ("used_up", "expired", "refused_stale")
+        numbers |= {name: sum(int64(x[:, i]) for x in counters) for i, name in enumerate(names)}
     if isinstance(state.length, jax.Array) and not state.length.is_fully_addressable:
         numbers = _over_processes(state.length.sharding.device_set, numbers)
+    if state.limits is not None and state.limits.current is not None:
+        numbers["version"] = int(_own(state.limits.current)[0].max(initial=0))
     largest = state.max_priority
     if isinstance(largest, jax.Array):  # all devices have it
         largest = largest.addressable_shards[0].data
