@@ -18,7 +18,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses=8
 
 bin := $(VENV)/bin
 # What the compiled modules are made from. Python files are not listed: the installation is editable.
-sources := pyproject.toml CMakeLists.txt $(wildcard ffi/*.h ffi/*.cc cuda/*.h cuda/*.cuh cuda/*.cc cuda/*.cu)
+sources := pyproject.toml CMakeLists.txt $(wildcard ffi/*.h ffi/*.cc ffi/actors/*.h ffi/actors/*.cc cuda/*.h cuda/*.cuh cuda/*.cc cuda/*.cu)
 install = $(bin)/python -m pip install --prefer-binary --disable-pip-version-check
 jax = $(if $(JAX),"jax==$(JAX)")
 installed := $(VENV)/.installed-jax$(JAX)
@@ -65,11 +65,11 @@ test: $(installed)-test
 
 lint: $(installed)-test
 	$(bin)/ruff check .
-	$(bin)/clang-format --dry-run --Werror $(wildcard $(foreach d,ffi ffi/tests cuda cuda/tests,$d/*.h $d/*.cc $d/*.cu $d/*.cuh))
+	$(bin)/clang-format --dry-run --Werror $(wildcard $(foreach d,ffi ffi/actors ffi/tests cuda cuda/tests,$d/*.h $d/*.cc $d/*.cu $d/*.cuh))
 
 format: $(installed)-test
 	$(bin)/ruff check --fix .
-	$(bin)/clang-format -i $(wildcard $(foreach d,ffi ffi/tests cuda cuda/tests,$d/*.h $d/*.cc $d/*.cu $d/*.cuh))
+	$(bin)/clang-format -i $(wildcard $(foreach d,ffi ffi/actors ffi/tests cuda cuda/tests,$d/*.h $d/*.cc $d/*.cu $d/*.cuh))
 
 types: $(installed)-test
 	$(bin)/pyright --pythonpath $(bin)/python

@@ -21,6 +21,8 @@ struct ScatterEntry {
 struct ScatterRows {
   int64_t rows, slots, steps;
   const int32_t *slot, *start, *length;
+  const int32_t* from;  // the row of the values that each takes; null: the same
+  int64_t value_rows;
 };
 
 inline ScatterEntry MakeEntry(const ScatterCall& call, const ScatterColumn& column) {
@@ -39,14 +41,16 @@ inline int64_t Units(const ScatterCall& call, const ScatterEntry& entry) {
 GEAR_JAX_HD inline ChunkPlan PlanScatter(const ScatterRows& rows, const ScatterEntry& entry, int64_t row, int64_t k) {
   const auto clip = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
   const int64_t slot = rows.slot[row], start = rows.start[row];
+  const int64_t from = rows.from == nullptr ? row : rows.from[row];
   if (slot < 0 || slot >= rows.slots) return ChunkPlan{};
+  if (rows.from != nullptr && (from < 0 || from >= rows.value_rows)) return ChunkPlan{};
   const int64_t wanted = clip(rows.length[row], 0, entry.value_steps);
   const int64_t begin = clip(start, 0, rows.steps);
   const int64_t end = clip(start + wanted, begin, rows.steps);
   const int64_t bytes = (end - begin) * entry.step_bytes;
   if (bytes == 0) return ChunkPlan{};
   uint8_t* const to = entry.table + (slot * rows.steps + begin) * entry.step_bytes;
-  return PlanChunk(to, bytes, entry.values + (row * entry.value_steps + begin - start) * entry.step_bytes, 0, bytes,
+  return PlanChunk(to, bytes, entry.values + (from * entry.value_steps + begin - start) * entry.step_bytes, 0, bytes,
                    k - LeadingChunks(to, bytes));
 }
 

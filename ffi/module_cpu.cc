@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 
+#include "ffi/actors/module.h"
 #include "ffi/handlers.h"
 #include "ffi/memory_registry.h"
 #include "ffi/staging.h"
@@ -47,6 +48,7 @@ NB_MODULE(_gear_cpu, m) {
   m.def("register_memory", &RegisterMemory, "Gives memory (pointer, bytes) an address, four words.");
   m.def("unregister_memory", &UnregisterMemory, nb::call_guard<nb::gil_scoped_release>(),
         "Makes an address stale, then waits until nobody reads its memory. False: it is stale already.");
+  AddActors(m);
 }
 
 }  // namespace gear_jax

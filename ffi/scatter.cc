@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ffi/seqlock.h"
+
 namespace gear_jax {
 namespace {
 
@@ -14,7 +16,7 @@ int64_t ScatterCall::FirstBadRow() const {
   for (int64_t row = 0; row < rows; ++row) {
     if (slot[row] == -1 || length[row] == 0) continue;
     const bool inside = slot[row] >= 0 && slot[row] < slots && start[row] >= 0 && length[row] >= 0 &&
-                        static_cast<int64_t>(start[row]) + length[row] <= steps;
+                        static_cast<int64_t>(start[row]) + length[row] <= steps && ValueRow(row) >= 0;
     if (!inside) return row;
   }
   return -1;
@@ -25,14 +27,15 @@ int64_t Scatter::Prepare(int64_t threads) {
   int64_t total = 0;
   for (const ScatterColumn& column : columns) {
     for (int64_t row = 0; row < rows; ++row) {
-      if (slot[row] < 0 || slot[row] >= slots) continue;
+      if (Skipped(row)) continue;
       const int64_t wanted = std::min<int64_t>(length[row], column.value_steps);
       const int64_t begin = std::clamp<int64_t>(start[row], 0, steps);
       const int64_t end = std::clamp<int64_t>(static_cast<int64_t>(start[row]) + wanted, begin, steps);
       const int64_t bytes = (end - begin) * column.step_bytes;
       if (bytes == 0) continue;
       uint8_t* to = column.table + (slot[row] * steps + begin) * column.step_bytes;
-      const uint8_t* from = column.values + (row * column.value_steps + begin - start[row]) * column.step_bytes;
+      const uint8_t* from =
+          column.values + (ValueRow(row) * column.value_steps + begin - start[row]) * column.step_bytes;
       for (int64_t at = 0; at < bytes; at += kPieceBytes) {
         copies_.push_back({to + at, from + at, std::min(kPieceBytes, bytes - at)});
       }
@@ -50,13 +53,30 @@ int64_t Scatter::Prepare(int64_t threads) {
       bytes = 0;
     }
   }
+  if (stamp != nullptr) {
+    left_.store(size(), std::memory_order_relaxed);
+    StampAll(true);
+    FenceAfterOpening();
+    if (size() == 0) StampAll(false);
+  }
   return total;
+}
+
+void Scatter::StampAll(bool open) {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (Skipped(row)) continue;
+    const uint32_t value = stamp_value[row];
+    // Odd, and no value that a slot has when it is whole.
+    StoreStamp(stamp + slot[row], open ? (value - 1) | 1 : value);
+  }
 }
 
 void Scatter::Run(int64_t task) {
   for (int64_t i = pieces_[task].first; i < pieces_[task].second; ++i) {
     std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes);
   }
+  // Whoever ends the last task has seen all others end.
+  if (stamp != nullptr && left_.fetch_sub(1, std::memory_order_acq_rel) == 1) StampAll(false);
 }
 
 }  // namespace gear_jax

@@ -13,8 +13,9 @@ using S32 = ffi::Buffer<ffi::S32>;
 
 template <bool kChecks>
 ffi::Future ScatterCpu(ffi::ThreadPool pool, S32 slot, S32 start, S32 length, S32 /*ticket*/, ffi::RemainingArgs args,
-                       ffi::RemainingRets rets, int64_t slots, int64_t steps, int64_t /*blocks*/, bool /*in_flight*/) {
-  auto read = ReadScatter(slot, start, length, args, rets, slots, steps);
+                       ffi::RemainingRets rets, int64_t slots, int64_t steps, int64_t /*blocks*/, bool /*in_flight*/,
+                       int64_t value_rows, bool stamped) {
+  auto read = ReadScatter(slot, start, length, args, rets, slots, steps, value_rows, stamped);
   if (!read) return Failed(read.error());
   if (!read->moved.empty()) {
     return Failed(InvalidArgument("gear_scatter: results", "memory of their own", "the columns' own memory",

@@ -20,7 +20,7 @@ std::string Sizes(const ScatterCall& call) {
 
 // Looks at the rows on the host: for finding faults, not for speed.
 ffi::Error CheckOnHost(ScatterCall call, cudaStream_t stream) {
-  std::vector<int32_t> slot(call.rows), start(call.rows), length(call.rows);
+  std::vector<int32_t> slot(call.rows), start(call.rows), length(call.rows), from(call.from ? call.rows : 0);
   const auto fetch = [&](std::vector<int32_t>& to, const int32_t*& from) {
     const cudaError_t error = cudaMemcpyAsync(to.data(), from, 4 * call.rows, cudaMemcpyDefault, stream);
     from = to.data();
@@ -29,6 +29,7 @@ ffi::Error CheckOnHost(ScatterCall call, cudaStream_t stream) {
   cudaError_t error = fetch(slot, call.slot);
   if (error == cudaSuccess) error = fetch(start, call.start);
   if (error == cudaSuccess) error = fetch(length, call.length);
+  if (error == cudaSuccess && call.from != nullptr) error = fetch(from, call.from);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   if (error != cudaSuccess) return CudaFailed("scatter, checking rows", Sizes(call), error);
   return CheckScatter(call);
@@ -36,8 +37,10 @@ ffi::Error CheckOnHost(ScatterCall call, cudaStream_t stream) {
 
 template <bool kChecks>
 ffi::Error ScatterCuda(cudaStream_t stream, S32 slot, S32 start, S32 length, S32 /*ticket*/, ffi::RemainingArgs args,
-                       ffi::RemainingRets rets, int64_t slots, int64_t steps, int64_t blocks, bool in_flight) {
-  auto read = ReadScatter(slot, start, length, args, rets, slots, steps);
+                       ffi::RemainingRets rets, int64_t slots, int64_t steps, int64_t blocks, bool in_flight,
+                       int64_t value_rows, bool stamped) {
+  if (stamped) return InvalidArgument("scatter: stamps", "CUDA", "the CPU", "Leave them out on a GPU.");
+  auto read = ReadScatter(slot, start, length, args, rets, slots, steps, value_rows, stamped);
   if (!read) return read.error();
   const ScatterCall& call = read->call;
   if (kChecks) {

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gear_jax import checkpoint, datasets, external, flax, ops, selectors, sharding, testing
+    from gear_jax import actors, checkpoint, datasets, external, flax, ops, selectors, sharding, testing
     from gear_jax._prefetch import Prefetcher, Staleness, prefetch
     from gear_jax.replay import (
         Handle,
@@ -40,6 +40,7 @@ _ATTRIBUTES = {
     "prefetch": "_prefetch",
 }
 _MODULES = (
+    "actors",
     "bench",
     "checkpoint",
     "cli",
@@ -66,6 +67,7 @@ __all__ = [
     "Staleness",
     "TableSpec",
     "Window",
+    "actors",
     "assert_in_place",
     "checkpoint",
     "datasets",

@@ -22,3 +22,16 @@ def timeout() -> int:
         wanted = "a whole number of seconds, 1 or more"
         raise value_error("GEAR_JAX_TIMEOUT", got=repr(value), wanted=wanted, fix="Correct or unset it.")
     return int(value)
+
+
+def ring() -> str | None:
+    """`GEAR_JAX_RING`: the path of the ring that an actor's process writes to; `gear_jax.actors.ActorPool` sets it."""
+    return os.environ.get("GEAR_JAX_RING")
+
+
+def actor() -> int | None:
+    """`GEAR_JAX_ACTOR`: the number of an actor's process, as `gear_jax.actors.ActorPool` sets it."""
+    value = os.environ.get("GEAR_JAX_ACTOR")
+    if value is not None and not value.isdecimal():
+        raise value_error("GEAR_JAX_ACTOR", got=repr(value), wanted="a number", fix="Correct or unset it.")
+    return None if value is None else int(value)

@@ -66,7 +66,14 @@ def test_ops_know_neither_specs_nor_tables():
 
 
 @pytest.mark.parametrize(
-    "code", ["import gear_jax", "import gear_jax.specs", "from gear_jax import TableSpec, Window, specs"]
+    "code",
+    [
+        "import gear_jax",
+        "import gear_jax.specs",
+        "from gear_jax import TableSpec, Window, specs",
+        "from gear_jax.actors import ActorPool, Writer, make_ring",
+        "import gear_jax.actors._run",
+    ],
 )
 def test_importing_does_not_import_jax(code):
     check = f"{code}; import sys; assert not {{'jax', 'jaxlib', 'flax'}} & set(sys.modules), 'jax was imported'"

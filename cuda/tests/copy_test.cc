@@ -136,11 +136,17 @@ TEST(Copy, ScatterAgreesWithTheCpu) {
       if (ids.slot[i] >= 0) ids.slot[i] = static_cast<int32_t>((ids.slot[0] + 7 + i) % slots);  // no slot twice
     }
     const int64_t shift = rng() % 16;
-    Memory table(bytes, shift, 0xAA), want(bytes, shift, 0xAA), values(rows * value_steps * step_bytes, rng(), 0);
-    for (int64_t i = 0; i < rows * value_steps * step_bytes; ++i) values.data()[i] = static_cast<uint8_t>(rng());
+    // Every second time the rows are picked out of others.
+    const int64_t value_rows = trial % 2 ? 1 + trial % 7 : rows;
+    std::vector<int32_t> from(rows);
+    for (int32_t& x : from) x = static_cast<int32_t>(rng() % (value_rows + 2)) - 1;
+    const int64_t value_bytes = value_rows * value_steps * step_bytes;
+    Memory table(bytes, shift, 0xAA), want(bytes, shift, 0xAA), values(value_bytes, rng(), 0);
+    for (int64_t i = 0; i < value_bytes; ++i) values.data()[i] = static_cast<uint8_t>(rng());
     ScatterCall call{rows, slots, steps, ids.slot.data(), ids.at.data(), ids.length.data(), {}};
     call.columns.push_back({table.data(), values.data(), step_bytes, value_steps});
-    const ScatterRows where{rows, slots, steps, call.slot, call.start, call.length};
+    if (trial % 2) call.from = from.data(), call.value_rows = value_rows;
+    const ScatterRows where{rows, slots, steps, call.slot, call.start, call.length, call.from, call.value_rows};
     const ScatterEntry entry = MakeEntry(call, call.columns[0]);
     for (int64_t unit = 0; unit < Units(call, entry); ++unit) {
       const auto row = static_cast<int64_t>(entry.units.Quotient(unit));

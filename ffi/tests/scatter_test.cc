@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <thread>
 #include <tuple>
 #include <vector>
+
+#include "ffi/seqlock.h"
 
 namespace gear_jax {
 namespace {
@@ -175,6 +178,102 @@ TEST(Scatter, FirstBadRow) {
   EXPECT_TRUE(bad(0, 1, 3));
   EXPECT_TRUE(bad(0, kMax, kMax));
   EXPECT_TRUE(bad(0, 0, -1));
+}
+
+TEST(Scatter, PicksRowsOfTheValues) {
+  std::vector<uint8_t> table(4 * 2), values = {1, 2, 3, 4, 5, 6};  // [4, 2], [3, 2]
+  const std::vector<int32_t> slot = {3, 0, 1, 2}, start = {0, 0, 0, 1}, length = {2, 2, 2, 2}, from = {2, 3, -1, 0};
+  Scatter scatter;
+  scatter.rows = 4, scatter.slots = 4, scatter.steps = 2;
+  scatter.slot = slot.data(), scatter.start = start.data(), scatter.length = length.data(), scatter.from = from.data();
+  scatter.value_rows = 3;
+  scatter.columns = {{table.data(), values.data(), 1, 2}};
+  EXPECT_EQ(scatter.Prepare(1), 3);
+  DrainWith(scatter, 1);
+  EXPECT_EQ(table, (std::vector<uint8_t>{0, 0, 0, 0, 0, 1, 5, 6}));
+  EXPECT_EQ(scatter.FirstBadRow(), 1);
+}
+
+TEST(Scatter, StampsAreOddWhileItWrites) {
+  Fixture fixture(4, 4, 4, {{1 << 20, 4}});
+  fixture.slot = {0, 2, -1, 3};
+  fixture.start = {0, 0, 0, 0};
+  fixture.length = {4, 0, 4, 4};
+  std::vector<uint32_t> stamp = {8, 8, 8, 9}, value = {10, 12, 14, 9};
+  Scatter scatter;
+  fixture.Bind(scatter);
+  scatter.stamp = stamp.data(), scatter.stamp_value = value.data();
+  scatter.Prepare(4);
+  ASSERT_GT(scatter.size(), 1);
+  const std::vector<uint32_t> open = {9, 8, 11, 9};
+  EXPECT_EQ(stamp, open);
+  for (int64_t task = scatter.size(); task-- > 1;) scatter.Run(task);
+  EXPECT_EQ(stamp, open);
+  scatter.Run(0);
+  EXPECT_EQ(stamp, (std::vector<uint32_t>{10, 8, 12, 9}));
+}
+
+TEST(Scatter, StampsOfRowsWithoutSteps) {
+  Fixture fixture(2, 3, 2, {{1, 3}});
+  fixture.slot = {1, 0};
+  fixture.length = {0, 0};
+  std::vector<uint32_t> stamp = {4, 0}, value = {0xFFFFFFFF, 6};
+  Scatter scatter;
+  fixture.Bind(scatter);
+  scatter.stamp = stamp.data(), scatter.stamp_value = value.data();
+  EXPECT_EQ(scatter.Prepare(2), 0);
+  EXPECT_EQ(stamp, (std::vector<uint32_t>{6, 0xFFFFFFFF}));
+}
+
+// Reads as a network card does: nobody who checks the program knows of it.
+__attribute__((noinline, no_sanitize("thread"))) bool AllTheSame(const uint8_t* bytes, int64_t count, uint8_t* value) {
+  const volatile uint8_t* at = bytes;
+  *value = at[0];
+  for (int64_t i = 1; i < count; ++i) {
+    if (at[i] != *value) return false;
+  }
+  return true;
+}
+
+// Writers overwrite a slot with bytes that are all alike while readers go by its stamp.
+TEST(Scatter, ReadersNeverTakeATornRow) {
+  constexpr int64_t kBytes = 300 << 10;  // several tasks
+  std::vector<uint8_t> table(kBytes), values(kBytes);
+  uint32_t stamp = 0;
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> whole{0}, torn{0};
+  std::vector<std::thread> readers;
+  for (int r = 0; r < 2; ++r) {
+    readers.emplace_back([&] {
+      while (!stop.load()) {
+        const uint32_t before = LoadStamp(&stamp);
+        uint8_t value = 0;
+        const bool same = AllTheSame(table.data(), kBytes, &value);
+        FenceBeforeClosing();
+        if (before % 2 == 1 || LoadStamp(&stamp) != before) continue;
+        ++whole;
+        if (!same || value != static_cast<uint8_t>(before / 2)) ++torn;
+        std::this_thread::yield();
+      }
+    });
+  }
+  const int32_t zero = 0, one = 1;
+  for (uint32_t round = 1; round <= 200 || (whole.load() < 20 && round < 20000); ++round) {
+    std::fill(values.begin(), values.end(), static_cast<uint8_t>(round));
+    const uint32_t value = 2 * round;
+    Scatter scatter;
+    scatter.rows = scatter.slots = scatter.steps = 1;
+    scatter.slot = scatter.start = &zero, scatter.length = &one;
+    scatter.stamp = &stamp, scatter.stamp_value = &value;
+    scatter.columns = {{table.data(), values.data(), kBytes, 1}};
+    scatter.Prepare(2);
+    DrainWith(scatter, 2);
+    if (round % 8 == 0) std::this_thread::yield();
+  }
+  stop = true;
+  for (std::thread& t : readers) t.join();
+  EXPECT_EQ(torn.load(), 0);
+  EXPECT_GT(whole.load(), 0);
 }
 
 }  // namespace

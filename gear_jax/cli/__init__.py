@@ -26,6 +26,11 @@ def parser() -> argparse.ArgumentParser:
         description="Reports on the installation. Exit status 0 if replay works on the CPU, and on the GPU where there "
         "is one, jax has a plugin for it and this build its library; 1 if not.",
     )
+    doctor.add_argument(
+        "--clean-shm",
+        action="store_true",
+        help="instead: remove the rings of actors (gear_jax.actors) in shared memory that no living process holds",
+    )
     doctor.set_defaults(run=_run_doctor)
     inspect = commands.add_parser(
         "inspect",
@@ -77,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_doctor(args: argparse.Namespace) -> int:
-    del args
+    if args.clean_shm:
+        from gear_jax.cli import _doctor_rings
+
+        return _doctor_rings.clean()
     from gear_jax.cli import _doctor
 
     return _doctor.run()

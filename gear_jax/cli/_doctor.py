@@ -8,7 +8,7 @@ import re
 import sys
 
 import gear_jax
-from gear_jax.cli import _doctor_gpu, _trial
+from gear_jax.cli import _doctor_gpu, _doctor_rings, _trial
 from gear_jax.cli._output import table
 
 _REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "etils", "numpy")
@@ -43,6 +43,7 @@ def run() -> int:
         ("Libraries", table([("CPU", _cpu_library()), ("CUDA", _cuda_library())])),
         ("GPU", table(gpu)),
         ("Optional packages", _extras()),
+        ("Rings of actors in shared memory", _doctor_rings.report()),
     ]
     for title, text in parts:
         print(f"{title}\n{text}\n")

@@ -24,15 +24,24 @@ def window(column, slots, starts, lengths, offset, width, pad="around", pad_valu
     return jnp.where(shown, value, jnp.asarray(pad_value).astype(column.dtype)), mask
 
 
-def scatter(column, slots, values, lengths, starts):
-    """One column `[P, S, T, *shape]` after rows `[A, T', *shape]` were written."""
+def scatter(column, slots, values, lengths, starts, rows=None):
+    """One column `[P, S, T, *shape]` after rows `[A, T', *shape]` were written; or `rows` `int32[A]` of `[R, ...]`."""
     p, s, t = column.shape[:3]
+    if rows is not None:
+        lengths = jnp.where((rows >= 0) & (rows < values.shape[0]), lengths, 0)
+        values = jnp.take(values, rows, axis=0, mode="fill", fill_value=0)
     steps = starts[:, None] + jnp.arange(values.shape[1])[None]
     written = (jnp.arange(values.shape[1])[None] < lengths[:, None]) & (steps >= 0) & (steps < t)
     written &= ((slots >= 0) & (slots < p * s))[:, None]
-    rows = jnp.where(written, slots[:, None], p * s)
-    flat = column.reshape(p * s, t, *column.shape[3:]).at[rows, steps].set(values, mode="drop")
+    to = jnp.where(written, slots[:, None], p * s)
+    flat = column.reshape(p * s, t, *column.shape[3:]).at[to, steps].set(values, mode="drop")
     return flat.reshape(column.shape)
+
+
+def stamps(stamp, slots, value):
+    """`uint32[P, S]` after rows of `slots` were written, whose values are the same where their slots are."""
+    flat = stamp.reshape(-1)
+    return flat.at[jnp.where(slots < 0, flat.shape[0], slots)].set(value, mode="drop").reshape(stamp.shape)
 
 
 def sums(mass):

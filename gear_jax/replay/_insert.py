@@ -25,11 +25,12 @@ from gear_jax.replay._state import (
 
 
 def add(
-    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None
-) -> tuple[ReplayState, Handle]:
+    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None,
+    rows: Any = None,
+) -> tuple[ReplayState, Handle]:  # fmt: skip
     """See `Replay.add`."""
-    rows = config.flatten("trajectories", trajectories, "A, T'")
-    lengths = _lengths(rows, config, lengths)
+    values = config.flatten("trajectories", trajectories, "A, T'")
+    lengths = _lengths(values, config, lengths, rows)
     valid = lengths > 0
     partition = _placement.choose_partitions(config, state, valid.shape[0])
     version = _limits.versions(config, state, version, valid.shape[0])
@@ -54,7 +55,9 @@ def add(
         cursor=cursor,
         clock=add64(state.clock, jnp.uint32(rows_here * _axis.size(config.axis))),
         max_priority=max_priority,
-        columns=ops.scatter(state.columns, slot, config.tree.unflatten(rows), lengths, ticket=state.ticket),
+        columns=ops.scatter(
+            state.columns, slot, config.tree.unflatten(values), lengths, rows=rows, ticket=state.ticket
+        ),
     )
     note_written(jax.tree.leaves(state.columns)[0])
     counts = {Counter.INSERTED: valid, Counter.REJECTED_PRIORITIES: rejected}
@@ -139,9 +142,9 @@ def floats(what: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
     return jax.lax.stop_gradient(x.astype(jnp.float32))
 
 
-def _lengths(rows, config: Config, lengths) -> jax.Array:
-    a, steps = rows[0].shape[:2]
-    for name, r in zip(config.names, rows, strict=True):
+def _lengths(values, config: Config, lengths, rows) -> jax.Array:
+    a, steps = values[0].shape[:2]
+    for name, r in zip(config.names, values, strict=True):
         if r.shape[:2] != (a, steps):
             raise value_error(
                 f"trajectories[{name!r}]", got=f"[A, T'] = {r.shape[:2]}", wanted=f"{(a, steps)}",
@@ -153,6 +156,10 @@ def _lengths(rows, config: Config, lengths) -> jax.Array:
             fix="Split the trajectories, or raise TableSpec.trajectory_length.",
         )  # fmt: skip
     lengths = int32("lengths", lengths)
+    if rows is not None:
+        if rows.ndim != 1:
+            raise value_error("rows", got=f"shape {rows.shape}", wanted="[A]", fix="Give one for each trajectory.")
+        a = rows.shape[0]
     if lengths.shape != (a,):
         raise value_error("lengths", got=f"shape {lengths.shape}", wanted=f"[A] = {(a,)}", fix="Give one for each row.")
     return jnp.clip(lengths, 0, steps)

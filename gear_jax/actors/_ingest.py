@@ -1,0 +1,358 @@
+"""The learner's side of a ring: what actors committed goes into the table.
+
+Shapes: R slots of the ring, n trajectories of a drain, A of the call that adds them (n and padding), T steps.
+"""
+
+import contextlib
+import dataclasses
+import os
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from gear_jax._errors import type_error, value_error
+from gear_jax.actors import _columns, _ring, _serve, _wait
+from gear_jax.actors._errors import (
+    RingClosedError,
+    RingError,
+    RingForeignError,
+    RingMissingError,
+    core,
+    error,
+    translated,
+)
+from gear_jax.actors._ring import Ring, open_ring
+from gear_jax.actors._rows import bucket, places
+from gear_jax.ops._place import default_device
+from gear_jax.replay import Handle, Replay, ReplayState
+
+_RECLAIM_SECONDS = 0.25
+_HAS_PRIORITY = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Drained:
+    """The trajectories of a drain, in the order of their commits. NumPy arrays `[n]`.
+
+    Attributes:
+      number: `int64`, of the commit: 1, 2, ... over all actors, without a gap.
+      actor: `int32`, the lane it came from.
+      sequence: `int64`, which of its writer's trajectories it is: 0, 1, ...
+      length: `int32`, its steps.
+      priority: `float32`, as committed; meaningless where `has_priority` is False.
+      has_priority: `bool`.
+      version: `int64`. checksum: `uint64`. As committed.
+      slot: `int32`, of the ring; `Ingest.ring.columns[i][slot]` is valid only inside `admit`.
+      admitted: `bool`, whether it was added.
+      handles: of the trajectories in the table (slot -1 where there is none); None before they are added.
+    """
+
+    number: np.ndarray
+    actor: np.ndarray
+    sequence: np.ndarray
+    length: np.ndarray
+    priority: np.ndarray
+    has_priority: np.ndarray
+    version: np.ndarray
+    checksum: np.ndarray
+    slot: np.ndarray
+    admitted: np.ndarray
+    handles: Handle | None = None
+
+
+class Ingest:
+    """Takes committed trajectories out of a ring into a table: the one learner of the ring. A context manager.
+
+    A call of `drain` adds all that has been committed by one `Replay.add`, which reads the ring's memory as it is: each
+    trajectory's bytes are copied once, from the actor's slot to the table's. The slots are free again after that.
+
+    If the learner dies, what was committed is still in the ring, and its actors wait. A new one with the same `name`
+    goes on from the last drain that was complete; the table is what its checkpoint says.
+
+    Args:
+      replay: the table. On a CPU, without a mesh; otherwise see `copy`.
+      ring: a `Ring` or its name; None: the ring of the other arguments.
+      actors, slots, ask, answer, rows, directory: as in `make_ring`, for a ring of this table.
+      name: as in `make_ring`. If there is a ring of the name, it is taken, provided that it was made for the same
+        columns, T, actors and slots, and that its learner is dead.
+      copy: pick the trajectories out of the ring with NumPy, into new arrays that are then given to `add`. One more
+        copy; needed over a mesh, and where the table is on a GPU, which cannot read the ring's memory.
+
+    Attributes:
+      ring: the `Ring`; actors need `ring.name`.
+      last: the `Drained` of the last drain that found anything, or None.
+
+    Raises:
+      TypeError, ValueError: for arguments that do not fit; for a table over a mesh or on a GPU without `copy`.
+      RingForeignError: for a ring of other columns. RingBusyError: if the ring has a living learner.
+      RingClosedError: if its learner has closed it. RingSpaceError, RingMissingError: as `make_ring`, `open_ring`.
+    """
+
+    def __init__(
+        self, replay: Replay, ring: Ring | str | None = None, *, actors: int | None = None, slots: int = 4,
+        name: str | None = None, ask: Any = None, answer: Any = None, rows: int = 1, copy: bool = False,
+        directory: str = _ring.DIRECTORY,
+    ):  # fmt: skip
+        if not isinstance(replay, Replay):
+            fix = "Pass what gear_jax.make_replay returned."
+            raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix=fix)
+        self._replay, self._copy = replay, copy
+        if not copy:
+            _check_place(replay)
+        if ring is None:
+            ring = _own_ring(replay, actors, slots, name, ask, answer, rows, directory)
+        self.ring = open_ring(ring, directory) if isinstance(ring, str) else ring
+        _check_columns(self.ring, replay)
+        if self.ring.closed:
+            fix = "Make another, with another name, or remove it: open_ring(name).unlink()."
+            got = f"ring {self.ring.name!r}, which its learner has closed"
+            raise error(RingClosedError, "Ingest", got=got, wanted="an open one", fix=fix)
+        with translated():
+            self._learner = core().Learner(self.ring.held)
+        self._tree = self._values()
+        self._rate = _serve.Rate(_RECLAIM_SECONDS)
+        self._counts = {"drains": 0, "drained": 0, "refused": 0, "steps": 0, "questions": 0, "rows_answered": 0}
+        self._devices = 1 if replay.placement is None else replay.placement.devices
+        self.last: Drained | None = None
+        self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
+
+    def __enter__(self) -> "Ingest":
+        return self
+
+    def __exit__(self, kind: type | None, error: Any, trace: types.TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pending(self) -> int:
+        """Trajectories that are committed and not drained."""
+        self._check_open()
+        return self._learner.pending
+
+    def drain(
+        self, state: ReplayState, most: int | None = None, timeout: float = 0.0,
+        admit: Callable[[Drained], np.ndarray] | None = None,
+    ) -> tuple[ReplayState, int]:  # fmt: skip
+        """Adds what has been committed to the table, by one call of `Replay.add`, and frees its slots.
+
+        Call it outside jit. It returns when the table has been written. It compiles for a few numbers of rows (powers
+        of 4 up to R); padding costs no bytes.
+
+        Args:
+          state: the last state; consumed, if anything is added, as by `add`.
+          most: how many at most, the oldest first; None: all.
+          timeout: seconds to wait for the first one if there is none.
+          admit: called with what is there, before it is added; returns `bool[n]`: the others are dropped (too stale,
+            say). It may look at the trajectories in `ring.columns`.
+
+        Returns:
+          The next state and n, the trajectories taken out of the ring. `last` says more about them.
+
+        Raises:
+          RingForeignError: if somebody else has written to the ring's memory, or cut it short. RingClosedError: after
+            `close`. What `Replay.add` raises; the ring is then as before, so nothing is lost.
+        """
+        self._check_open()
+        if isinstance(state.ticket, Tracer):
+            raise type_error("drain: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
+        if most is not None and most < 1:
+            raise value_error("most", got=most, wanted="1 or more", fix="Leave it out.")
+        until = _wait.deadline("timeout", timeout)
+        self._tend()
+        if timeout and not self._learner.pending:
+            _wait.in_slices(self._learner.await_commit, until, bool)
+            self._tend()
+        with translated():
+            batch = self._learner.collect(2**31 - 1 if most is None else most)
+        if not len(batch):
+            return state, 0
+        found = _drained(batch.fields())
+        if admit is not None:
+            found = dataclasses.replace(found, admitted=_admitted(admit(found), found))
+        if found.admitted.any():
+            state, handles = self._add(state, found)
+            found = dataclasses.replace(found, handles=handles)
+        self._learner.consume(batch)
+        self.last = found
+        self._counts["drains"] += 1
+        self._counts["drained"] += len(batch)
+        self._counts["refused"] += int(len(batch) - found.admitted.sum())
+        self._counts["steps"] += int(found.length[found.admitted].sum())
+        return state, len(batch)
+
+    def _add(self, state: ReplayState, found: Drained) -> tuple[ReplayState, Handle]:
+        n = len(found.slot)
+        a = bucket(n, self.ring.actors * self.ring.slots, self._devices)
+        at = places(n, a, self._counts["drains"] if self._replay.config.partitions > 1 else 0)
+        rows, lengths = np.zeros(a, np.int32), np.zeros(a, np.int32)
+        rows[at], lengths[at] = found.slot, np.where(found.admitted, found.length, 0)
+        priorities = None
+        if found.has_priority.any():
+            # The rows that have none get what `add` gives them: the largest so far.
+            priorities = np.full(a, np.float32(state.max_priority), np.float32)
+            priorities[at] = np.where(found.has_priority, found.priority, priorities[at])
+        if self._copy:
+            values = [column[rows] for column in self.ring.columns]
+            tree = self._replay.config.tree.unflatten(values)
+            state, handles = self._replay.add(state, tree, lengths, priorities)
+        else:
+            state, handles = self._replay.add(state, self._tree, lengths, priorities, rows=rows)
+        # The slots are the actors' again when this returns, and programs run when they like.
+        jax.block_until_ready((state.length, handles))
+        return state, jax.tree.map(lambda x: np.asarray(x)[at], handles)
+
+    def serve(self, policy: Callable[[Any], Any], timeout: float = 0.0, *, least: int = 1, linger: float = 0.0) -> int:
+        """Answers what actors ask (`Writer.act`), with one call of `policy` for all.
+
+        Args:
+          policy: from observations to actions: trees of arrays `[B, *shape]`, in nested dicts by the paths of the
+            ring's `ask` and `answer`. It is given NumPy arrays of zeros behind the rows that were asked, so that B is a
+            power of two and a jitted policy compiles few times; what it returns for those is dropped.
+          timeout: seconds to wait for the first question.
+          least: how many actors to wait for then, for at most `linger` seconds.
+          linger: see `least`.
+
+        Returns:
+          The rows answered; 0 if nobody asked within `timeout`. Questions whose deadline has passed are left out.
+
+        Raises:
+          ValueError, TypeError: if the answer does not fit; the actors then wait on. What `policy` raises.
+        """
+        self._check_open()
+        self._tend()
+        rows, actors = _serve.serve(self.ring, self._learner, policy, timeout, least, linger)
+        self._counts["questions"] += actors
+        self._counts["rows_answered"] += rows
+        return rows
+
+    def stats(self) -> dict[str, Any]:
+        """`Ring.report`, and what this learner did: drains, drained and refused trajectories, steps, questions and
+        rows_answered; numbers of Python.
+        """
+        return {**self.ring.report(), **self._counts}
+
+    def reclaim(self) -> int:
+        """Takes back the lanes and open slots of dead actors, as `drain` and `serve` do; returns how many slots."""
+        self._check_open()
+        with translated():
+            return self._learner.reclaim()
+
+    def close(self, keep: bool = False) -> None:
+        """Ends the ring: its actors get a `RingClosedError`, and its name goes. What was not drained is dropped.
+
+        Args:
+          keep: only leave the ring, so that another learner can take it, as if this one had died.
+        """
+        if not self._leave.alive:
+            return
+        if not keep:
+            self.ring.held.close()
+            self.ring.unlink()
+        self._leave()
+
+    def _tend(self) -> None:
+        if self._rate.due():
+            self.ring.check_whole()
+            self.reclaim()
+
+    def _check_open(self) -> None:
+        if not self._leave.alive:
+            raise error(RingClosedError, "Ingest", got="a closed one", wanted="an open one", fix="Make a new Ingest.")
+
+    def _values(self) -> Any:
+        if self._copy:
+            return None
+        by_name = dict(zip(self.ring.names, self.ring.columns, strict=True))
+        config = self._replay.config
+        return config.tree.unflatten([_alias(by_name[name]) for name in config.names])
+
+
+def _leave(learner: Any, owner: int) -> None:
+    if os.getpid() == owner:  # not a child that was forked
+        learner.leave()
+
+
+def _drained(fields: dict[str, np.ndarray]) -> Drained:
+    flags, lane = fields.pop("flags"), fields.pop("lane")
+    has = (flags & _HAS_PRIORITY) != 0
+    every: Any = {**fields, "actor": lane, "has_priority": has, "admitted": np.ones(len(lane), bool)}
+    return Drained(**every)
+
+
+def _admitted(answer: Any, found: Drained) -> np.ndarray:
+    answer = np.asarray(answer)
+    if answer.shape != found.slot.shape or answer.dtype != bool:
+        got, wanted = f"{answer.dtype}{list(answer.shape)}", f"bool[{len(found.slot)}]"
+        raise value_error("admit", got=got, wanted=wanted, fix="Return whether each is to be added.")
+    return answer
+
+
+def _alias(array: np.ndarray) -> jax.Array:
+    """The same memory as an array of jax's."""
+    found = jax.device_put(array, default_device(), may_alias=True)
+    pointer = found.unsafe_buffer_pointer()
+    if pointer != array.ctypes.data:
+        fix = "Pass copy=True, and report it."
+        raise error(RingError, "Ingest", got="a copy of the ring from jax", wanted="its memory", fix=fix)
+    return found
+
+
+def _check_place(replay: Replay) -> None:
+    fix = "Pass copy=True: each trajectory is then copied once more, by NumPy."
+    if replay.placement is not None:
+        raise value_error("Ingest: replay", got="a table over a mesh", wanted="one on a single device", fix=fix)
+    platform = default_device().platform
+    if platform != "cpu":
+        got = f"a table on {platform}, which cannot read the ring's memory"
+        raise value_error("Ingest: replay", got=got, wanted="one on a CPU", fix=fix)
+
+
+def _own_ring(replay, actors, slots, name, ask, answer, rows, directory) -> Ring:
+    if actors is None:
+        fix = "Pass actors=8, the most at a time, or a ring."
+        raise value_error("actors", got=None, wanted="an integer, 1 or more", fix=fix)
+    config = replay.config
+    columns = list(zip(config.names, config.columns, strict=True))
+    if name is not None:
+        with contextlib.suppress(RingMissingError):
+            ring = open_ring(name, directory)
+            got = (ring.actors, ring.slots, ring.rows)
+            wanted = (actors, slots, 0 if ask is None else rows)
+            if got != wanted:
+                raise error(
+                    RingForeignError, f"ring {name!r}", got=f"actors, slots, rows = {got}", wanted=f"{wanted}",
+                    fix="Pass what it was made with, or another name, or remove it: open_ring(name).unlink().",
+                )  # fmt: skip
+            _check_asked(ring, ask, answer)
+            return ring
+    return _ring.create(columns, config.steps, actors, slots, name, ask, answer, rows, directory)
+
+
+def _check_asked(ring: Ring, ask: Any, answer: Any) -> None:
+    for what, arrays, tree in (("ask", ring.ask, ask), ("answer", ring.answer, answer)):
+        if tree is not None:
+            got = [(name, x.shape[2:], x.dtype) for name, x in arrays.items()]
+            wanted = [(name, spec.shape, spec.dtype) for name, spec in _columns.specs(what, tree)]
+            _compare(ring, what, got, wanted)
+
+
+def _check_columns(ring: Ring, replay: Replay) -> None:
+    config = replay.config
+    if ring.steps != config.steps:
+        _compare(ring, "T", [("T", (), ring.steps)], [("T", (), config.steps)])
+    got = [(name, x.shape[2:], x.dtype) for name, x in zip(ring.names, ring.columns, strict=True)]
+    wanted = [(name, spec.shape, spec.dtype) for name, spec in zip(config.names, config.columns, strict=True)]
+    _compare(ring, "columns", sorted(got), sorted(wanted))
+
+
+def _compare(ring: Ring, what: str, got: list[Any], wanted: list[Any]) -> None:
+    if [x[:2] for x in got] != [x[:2] for x in wanted] or [x[2] for x in got] != [x[2] for x in wanted]:
+        show = lambda entries: ", ".join(f"{name}: {x}{list(shape)}" for name, shape, x in entries)  # noqa: E731
+        raise error(
+            RingForeignError, f"ring {ring.name!r}: {what}", got=show(got), wanted=show(wanted),
+            fix="Make the ring from this table: Ingest(replay, actors=...).",
+        )  # fmt: skip

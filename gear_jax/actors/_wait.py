@@ -1,0 +1,32 @@
+"""Deadlines. No jax in here."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gear_jax._errors import type_error, value_error
+
+_SLICE_NS = 200_000_000  # Python handles signals (Ctrl-C) between the slices of a wait
+
+
+def deadline(what: str, seconds: Any) -> int:
+    """`time.monotonic_ns` in `seconds` from now.
+
+    Raises:
+      TypeError, ValueError: unless it is a finite number, 0 or more.
+    """
+    fix = "Pass seconds: timeout=30.0."
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise type_error(what, got=repr(seconds), wanted="a number of seconds", fix=fix)
+    if not 0 <= seconds < 1e9:
+        raise value_error(what, got=seconds, wanted="0 or more, and finite", fix=fix)
+    return time.monotonic_ns() + int(seconds * 1e9)
+
+
+def in_slices(wait: Callable[[int], Any], until: int, over: Callable[[Any], bool]) -> Any:
+    """Calls `wait(deadline)` until it returns something that is `over`, or `until` has passed; returns the last."""
+    while True:
+        now = time.monotonic_ns()
+        got = wait(min(until, now + _SLICE_NS))
+        if over(got) or now >= until:
+            return got
