@@ -18,6 +18,7 @@ from gear_jax.actors._errors import (
     RingSpaceError,
     RingTimeoutError,
 )
+from gear_jax.actors._limiter import RateLimiter, RateLimitTimeoutError
 from gear_jax.actors._pool import ActorPool
 from gear_jax.actors._ring import Ring, make_ring, open_ring
 from gear_jax.actors._writer import Writer
@@ -30,6 +31,8 @@ __all__ = [
     "ActorPool",
     "Drained",
     "Ingest",
+    "RateLimitTimeoutError",
+    "RateLimiter",
     "Ring",
     "RingBusyError",
     "RingClosedError",

@@ -36,6 +36,16 @@ def of_arrays(
     return {**_count([length], [counters]), "capacity": capacity, "max_priority": float(max_priority.max())}
 
 
+def trajectories(state: ReplayState) -> int:
+    """How many a state holds, from its counters: small arrays, where the lengths are as many as the slots."""
+    there = np.asarray(state.counters)
+    held = int64(there[:, Counter.INSERTED]) - int64(there[:, Counter.EVICTED])
+    if state.limits is not None:
+        left = np.asarray(state.limits.counters)
+        held -= int64(left[:, 0]) + int64(left[:, 1])  # used up, expired
+    return held
+
+
 def _count(length: list[np.ndarray], counters: list[np.ndarray]) -> dict[str, int]:
     return {
         "trajectories": sum(int((x > 0).sum()) for x in length),
