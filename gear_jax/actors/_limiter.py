@@ -286,21 +286,21 @@ class RateLimiter:
             self._counts[f"{side}_waits"] += 1
             self._seconds[f"{side}_wait_seconds"] += seconds
 
-    def stats(self) -> dict[str, int | float]:
+    def stats(self) -> dict[str, int | float | None]:
         """Python numbers: `inserted` and `sampled` so far, `size`; `difference` of the two in rows, which samples take
-        down to `lowest` and inserts up to `highest`; `may_insert` and `may_sample` now; how often and how long either
-        side waited; `refused_stale`; `version`.
+        down to `lowest` and inserts up to `highest` (None without a ratio); `may_insert` and `may_sample` now; how
+        often and how long either side waited; `refused_stale`; `version`.
         """
         with self._held():
             rates, buffer = self.rates, self.rates.buffer
-            limit = math.inf if buffer is None else float(buffer)
+            limit = None if buffer is None else float(buffer)
             return {
                 "inserted": self._inserted,
                 "sampled": self._sampled,
                 "size": self._size,
                 "min_size": rates.need,
                 "difference": float(rates.difference(self._inserted, self._sampled)),
-                "lowest": -limit,
+                "lowest": None if limit is None else -limit,
                 "highest": limit,
                 "may_insert": self._may_insert(),
                 "may_sample": int(self._may_sample()),
