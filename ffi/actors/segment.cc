@@ -102,7 +102,7 @@ bool Segment::Unlink() {
 
 bool Segment::Whole() const {
   struct stat found;
-  return fstat(file_, &found) == 0 && static_cast<uint64_t>(found.st_size) >= bytes_ && found.st_nlink > 0;
+  return fstat(file_, &found) == 0 && static_cast<uint64_t>(found.st_size) >= bytes_;
 }
 
 Segment::~Segment() {

@@ -36,7 +36,8 @@ class Segment {
   // Removes the name, if it is still this file's. False: it is not.
   bool Unlink();
 
-  // Whether the file still has its name and its size. One that was cut short must not be touched any more.
+  // Whether the file still has its size. One that was cut short must not be touched any more; one that has only lost
+  // its name is as good as before to those who have it open.
   bool Whole() const;
 
   uint8_t* data() const { return data_; }

@@ -131,8 +131,7 @@ TEST(Segment, ANameThatBelongsToAnotherFileStays) {
   ASSERT_TRUE(f.ring->segment().Unlink());
   auto other = Ring::Create(f.directory, "ring", f.spec);
   EXPECT_FALSE(f.ring->segment().Unlink());
-  EXPECT_FALSE(f.ring->segment().Whole());
-  EXPECT_TRUE(other->segment().Whole());
+  EXPECT_TRUE(f.ring->segment().Whole());
 }
 
 TEST(Process, TellsTheDeadTheStoppedAndOthersOfTheNumber) {

@@ -1,5 +1,6 @@
 """Actors in processes of their own. No jax in here."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -51,6 +52,8 @@ class ActorPool:
       restart: how often an actor that ended with an error, or was killed, is started again; True: always. One that
         comes to its end is not.
       environment: variables of the processes, beside those of this one.
+      nice: by how much the processes yield the processor to this one (0 to 19). Where actors are as many as the
+        processors or more, a learner that does not compete with them samples as fast as if it were alone.
       timeout: that of the processes' `Writer`, in seconds.
 
     The processes of a function end with this one, however it ends. Those of a command end when `close` is called, or
@@ -63,7 +66,7 @@ class ActorPool:
     def __init__(
         self, target: Callable[..., Any] | Sequence[str], ring: Ring | str, actors: int | None = None, *,
         args: Sequence[Any] = (), restart: int | bool = False, environment: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
+        nice: int = 0, timeout: float = 30.0,
     ):  # fmt: skip
         _wait.deadline("timeout", timeout)
         self.ring = ring if isinstance(ring, Ring) else open_ring(ring)
@@ -71,7 +74,9 @@ class ActorPool:
         if not 1 <= actors <= self.ring.actors:
             fix = "Make the ring for more actors."
             raise value_error("actors", got=actors, wanted=f"1 to the ring's {self.ring.actors}", fix=fix)
-        self.restarts = 0
+        if not 0 <= nice <= 19:
+            raise value_error("nice", got=nice, wanted="0 to 19", fix="Leave it out, or pass nice=10.")
+        self.restarts, self._nice = 0, nice
         self._most = float("inf") if restart is True else int(restart)
         self._variables = {**os.environ, **(environment or {}), "GEAR_JAX_RING": self.ring.path}
         self._payload: Any = None
@@ -80,8 +85,9 @@ class ActorPool:
             root = str(pathlib.Path(gear_jax.__file__).parent.parent)
             paths = [root, *filter(None, self._variables.get("PYTHONPATH", "").split(os.pathsep))]
             self._variables["PYTHONPATH"] = os.pathsep.join(paths)
+            packed = _packed(target, tuple(args), self.ring, timeout)
             self._payload = tempfile.TemporaryFile()
-            self._payload.write(_packed(target, tuple(args), self.ring, timeout))
+            self._payload.write(packed)
             self._payload.flush()
         elif args:
             raise value_error("args", got=f"{args!r} for a command", wanted="()", fix="Put them into the command.")
@@ -108,13 +114,19 @@ class ActorPool:
         variables = {**self._variables, "GEAR_JAX_ACTOR": str(i)}
         if self._command is not None:
             process = subprocess.Popen(self._command, env=variables, stdin=subprocess.DEVNULL)
-            return _Member(process, None, time.monotonic())
+            return self._member(process, None)
         words = tempfile.TemporaryFile()
         descriptors = (self._payload.fileno(), self._lifeline[0], words.fileno())
         code = f"from gear_jax.actors._run import main; main{descriptors}"
         process = subprocess.Popen(
             [sys.executable, "-c", code], env=variables, stdin=subprocess.DEVNULL, pass_fds=descriptors
         )
+        return self._member(process, words)
+
+    def _member(self, process: subprocess.Popen[bytes], words: Any) -> _Member:
+        if self._nice:
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         return _Member(process, words, time.monotonic())
 
     def _tend(self) -> None:

@@ -161,10 +161,10 @@ class Ring:
         self.held.unlink()
 
     def check_whole(self) -> None:
-        """Raises a RingForeignError if the file has been removed or cut short."""
+        """Raises a RingForeignError if the file has been cut short: to touch its memory would end this process."""
         if not self.held.whole():
             raise error(
-                RingForeignError, f"ring {self.held.path}", got="a file that was removed or cut short",
+                RingForeignError, f"ring {self.held.path}", got="a file that was cut short",
                 wanted="the whole ring", fix="Start learner and actors anew.",
             )  # fmt: skip
 

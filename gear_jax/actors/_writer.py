@@ -57,6 +57,8 @@ class Writer:
         self.length = 0
         self._slot: int | None = None
         self._views: list[np.ndarray] = []
+        named = zip(self.ring.names, self.ring.columns, strict=True)
+        self._fields = [(name, column.shape[2:], column.dtype) for name, column in named]
         self._left = False
 
     def __enter__(self) -> "Writer":
@@ -97,18 +99,31 @@ class Writer:
             count, and what was appended before is still there.
           RingTimeoutError, RingClosedError: as `begin`.
         """
-        leaves = self._leaves("step", step, self.ring.names)
-        self._open(timeout)
+        if self._slot is None:
+            self._open(timeout)
         t = self.length
         if t == self.ring.steps:
             raise value_error(
                 "step", got=f"step {t} of a trajectory", wanted=f"at most T = {self.ring.steps} steps",
                 fix="Commit, and go on in a new trajectory; or raise TableSpec.trajectory_length.",
             )  # fmt: skip
-        for name, view, x in zip(self.ring.names, self._views, leaves, strict=True):
-            view[t] = _checked("step", name, x, view.shape[1:], view.dtype)
-        self.length = t + 1
-        return self.length
+        # What fits at once, the usual case, goes straight to its place.
+        flat = step.__class__ is dict and len(step) == len(self._fields)
+        for view, (name, shape, dtype) in zip(self._views, self._fields) if flat else ():  # noqa: B905
+            x = step.get(name)
+            if not isinstance(x, (np.ndarray, np.generic)) or x.shape != shape or x.dtype is not dtype:
+                flat = False
+                break
+            view[t] = x
+        if not flat:
+            self._append_checked(t, step)
+        self.length = t = t + 1
+        return t
+
+    def _append_checked(self, t: int, step: Any) -> None:
+        leaves = self._leaves("step", step, self.ring.names)
+        for (name, shape, dtype), view, x in zip(self._fields, self._views, leaves, strict=True):
+            view[t] = _checked("step", name, x, shape, dtype)
 
     def commit(
         self, length: int | None = None, priority: float | None = None, version: int = 0, checksum: int = 0

@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
         default="cpu",
         help="gpu: the CUDA kernels beside cudaMemcpy, with arguments of its own (--device gpu --help)",
     )
+    add("--ingest", action="store_true", help="from actors in other processes, with arguments of its own (--help)")
     add("--workloads", type=names(loads, "--workloads"), default=loads, help=f"some of {','.join(loads)}")
     add(
         "--engines",
@@ -94,6 +95,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         from gear_jax.bench.gpu.cli import run as run_on_gpu  # a process of its own, and jax in it
 
         return run_on_gpu(argv)
+    if "--ingest" in argv:
+        from gear_jax.bench.ingest.cli import run as run_ingest  # starts jax in processes of their own
+
+        return run_ingest(argv)
     args = parser().parse_args(argv)
     if args.make_envs:
         script = pathlib.Path(__file__).with_name("envs.sh")

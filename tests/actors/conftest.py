@@ -1,6 +1,8 @@
 """Rings in a directory of shared memory of the test's own, in which nothing may be left."""
 
 import os
+import pathlib
+import sys
 import tempfile
 
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import gear_jax as gear
 from gear_jax.actors import make_ring
 
 STEPS = 4
+# The processes of actors import what they run, `actor_targets`, by its name.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 @pytest.fixture

@@ -1,0 +1,129 @@
+"""The command line of `bench --ingest`."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gear_jax.bench import report, runner
+from gear_jax.bench.ingest import copies
+
+_SECONDS = 300
+_HERE = pathlib.Path(__file__).resolve().parent
+VARIANTS = ("trajectory", "step")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    found = argparse.ArgumentParser(prog="python -m gear_jax bench --ingest", description=__doc__)
+    add = found.add_argument
+    add("--ingest", action="store_true", help=argparse.SUPPRESS)
+    add("--actors", type=int, default=8)
+    add("--slots", type=int, default=4, help="of each actor")
+    add("--nice", type=int, default=19, help="by how much the actors yield to the learner")
+    add("--rounds", type=int, default=3)
+    add("--seconds", type=float, default=3.0, help="of each timing")
+    add("--quick", action="store_true", help="one short round: does everything run?")
+    add("--envs", metavar="DIR", help="folder in which bench --make-envs made dm-reverb's environment")
+    add("--env", metavar="reverb=PYTHON", help="dm-reverb's interpreter")
+    add("--json", metavar="OUT")
+    add("--markdown", metavar="OUT")
+    return found
+
+
+def run(argv: Sequence[str]) -> int:
+    """Measures and prints; the exit status is 1 where something failed."""
+    args = parser().parse_args(argv)
+    if args.quick:
+        args.rounds, args.seconds = 1, 0.5
+    given = {"reverb": args.env.partition("=")[2]} if args.env else {}
+    python = runner.interpreters(["reverb"], args.envs, given)["reverb"]
+    result: dict[str, Any] = {"machine": report.machine(), "options": vars(args), "rounds": [], "problems": []}
+    missing = runner.missing("reverb", python)
+    if missing:
+        result["problems"].append(missing)
+    for turn in range(args.rounds):
+        print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
+        result["rounds"].append(_round(args, None if missing else python, result["problems"]))
+    result["medians"] = _medians(result["rounds"])
+    text = _table(result)
+    print(report.as_text(text))
+    print("\n".join(result["problems"]))
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    if args.markdown:
+        pathlib.Path(args.markdown).write_text(report.as_markdown(text) + "\n")
+    return 1 if any("failed" in p for p in result["problems"]) else 0
+
+
+def _round(args: argparse.Namespace, reverb: str | None, problems: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"memcpy": copies.rates(args.seconds / 4, args.quick)}
+    settings = {name: getattr(args, name) for name in ("actors", "slots", "nice", "seconds", "quick")}
+    words = [sys.executable, "-m", "gear_jax.bench.ingest.ours", json.dumps(settings)]
+    found["gear_jax"] = _process("gear_jax", words, problems)
+    for variant in VARIANTS if reverb else ():
+        words = [reverb, str(_HERE / "on_reverb.py"), "serve", str(args.actors), str(args.seconds), variant]
+        found[f"reverb {variant}"] = _process(f"reverb {variant}", words, problems)
+    return found
+
+
+def _process(name: str, words: list[str], problems: list[str]) -> dict[str, Any] | None:
+    engine = name.split()[0]
+    try:
+        done = subprocess.run(words, env=runner._environment(engine), capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        problems.append(f"{name} failed: no answer in {_SECONDS} s")
+        return None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        problems.append(f"{name} failed: {lines[-1] if lines else done.returncode}")
+        return None
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    every: dict[str, list[float]] = {}
+    for found in rounds:
+        for threads, rate in found["memcpy"].items():
+            every.setdefault(f"memcpy {threads}", []).append(rate)
+        for name, one in found.items():
+            if name != "memcpy" and one is not None:
+                every.setdefault(name, []).append(one["rate"])
+        if found["gear_jax"] is not None:
+            for point in ("p50", "p99"):
+                idle, busy = found["gear_jax"][point]
+                for what, value in (("idle", idle), ("busy", busy), ("ratio", busy / idle)):
+                    every.setdefault(f"{point} {what}", []).append(value)
+    return {name: statistics.median(values) for name, values in every.items()}
+
+
+def _table(result: dict[str, Any]) -> list[list[str]]:
+    m = result["medians"]
+    lines = [["ingest of S5 from actors in other processes", "figure", "target", "verdict"]]
+    for name in ("gear_jax", *(f"reverb {v}" for v in VARIANTS), "memcpy 1 thread", "memcpy 2 threads"):
+        if name in m:
+            lines.append([f"{name}, GB/s", f"{m[name] / 1e9:.2f}", "", ""])
+    ours = m.get("gear_jax")
+    reverb = max((m[f"reverb {v}"] for v in VARIANTS if f"reverb {v}" in m), default=None)
+    if ours and reverb:
+        lines.append(["gear_jax / reverb", f"{ours / reverb:.1f}", ">= 3", _verdict(ours >= 3 * reverb)])
+    for threads in ("1 thread", "2 threads"):
+        copy = m[f"memcpy {threads}"]
+        if ours:
+            target, verdict = (">= 0.5", _verdict(ours >= 0.5 * copy)) if threads == "1 thread" else ("", "")
+            lines.append([f"gear_jax / memcpy {threads}", f"{ours / copy:.2f}", target, verdict])
+    for point in ("p50", "p99"):
+        if f"{point} ratio" in m:
+            idle, busy, ratio = m[f"{point} idle"] * 1e3, m[f"{point} busy"] * 1e3, m[f"{point} ratio"]
+            target, verdict = ("<= 2", _verdict(ratio <= 2)) if point == "p99" else ("", "")
+            what = f"{point} of a sample of 64, with ingest / idle"
+            lines.append([what, f"{busy:.1f} / {idle:.1f} ms = {ratio:.2f}", target, verdict])
+    return lines
+
+
+def _verdict(passed: bool) -> str:
+    return "pass" if passed else "FAIL"
