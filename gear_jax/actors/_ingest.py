@@ -221,9 +221,9 @@ class Ingest:
         if self._copy:
             values = [column[rows] for column in self.ring.columns]
             tree = self._replay.config.tree.unflatten(values)
-            state, handles = self._replay.add(state, tree, lengths, priorities, versions)
+            state, handles = self._replay.add(state, tree, lengths, priorities, None, versions)
         else:
-            state, handles = self._replay.add(state, self._tree, lengths, priorities, versions, rows)
+            state, handles = self._replay.add(state, self._tree, lengths, priorities, rows, versions)
         # The slots are the actors' again when this returns, and programs run when they like.
         jax.block_until_ready((state.length, handles))
         return state, jax.tree.map(lambda x: np.asarray(x)[at], handles)

@@ -54,8 +54,8 @@ class LinenReplay(nn.Module):
         Returns the handles `[A]`.
         """
         self._check_mutable("add")
-        args = trajectories, lengths, priorities, version
-        self.state.value, handles = self.replay.add(self.state.value, *args)
+        args = trajectories, lengths, priorities
+        self.state.value, handles = self.replay.add(self.state.value, *args, version=version)
         return handles
 
     def append(self, stream: Any, step: Any, done: Any, version: Any = None) -> Handle:

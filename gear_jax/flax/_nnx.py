@@ -66,7 +66,7 @@ class NNXReplay(nnx.Module):
 
         Returns the handles `[A]`.
         """
-        state, handles = self.replay.add(self(), trajectories, lengths, priorities, version)
+        state, handles = self.replay.add(self(), trajectories, lengths, priorities, version=version)
         self.state.set_value(state)
         return handles
 

@@ -35,7 +35,7 @@ _STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (5, 6, 7)}
 # How the arguments of a call lie on a mesh: cut along the rows that are added, along the batch, or had by all devices;
 # None: no array.
 _LAYOUTS = {
-    "add": ("held", "held", "held", "held"),
+    "add": ("held", "held", "held", None, "held"),
     "append": ("all", "all", "all", "all"),
     "expire": ("all",),
     "sample": ("all", None, "batch"),

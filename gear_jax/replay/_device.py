@@ -34,7 +34,7 @@ class DeviceReplay:
 
         Given priorities, the devices tell each other the largest (one number); else nothing crosses between them.
         """
-        return self._call("add", _insert.add, state, trajectories, lengths, priorities, version)
+        return self._call("add", _insert.add, state, trajectories, lengths, priorities, None, version)
 
     def append(
         self, state: ReplayState, stream: Any, step: Any, done: Any, version: Any = None

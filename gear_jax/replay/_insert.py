@@ -25,8 +25,8 @@ from gear_jax.replay._state import (
 
 
 def add(
-    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None,
-    rows: Any = None,
+    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None,
+    version: Any = None,
 ) -> tuple[ReplayState, Handle]:  # fmt: skip
     """See `Replay.add`."""
     values = config.flatten("trajectories", trajectories, "A, T'")

@@ -217,8 +217,8 @@ class Replay:
         return _mesh.broadcast(self._calls.shardings(), state)
 
     def add(
-        self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None,
-        rows: Any = None,
+        self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None,
+        version: Any = None,
     ) -> tuple[ReplayState, Handle]:  # fmt: skip
         """Inserts A trajectories in place; each takes a free slot, or the place of one that is evicted.
 
@@ -229,10 +229,10 @@ class Replay:
           lengths: `int32[A]`, the steps that count, cut to [0, T']. A trajectory of length 0 is skipped.
           priorities: `float32[A]`; None: the largest seen so far (1.0 at first). NaN, infinite and negative ones are
             stored as 0 and counted.
-          version: `int32[A]`, or one for all: of the policy that made each trajectory, for `max_staleness`. One that is
-            too stale already is skipped, as if of length 0, and counted. None: the learner's own.
           rows: `int32[A]`, which row of `trajectories`, then `[R, T', *shape]`, each of the A is: they are copied once,
             from where they lie. One outside [0, R) must have length 0. Not over a mesh.
+          version: `int32[A]`, or one for all: of the policy that made each trajectory, for `max_staleness`. One that is
+            too stale already is skipped, as if of length 0, and counted. None: the learner's own.
 
         Returns:
           The next state and the handles `[A]`; slot -1 for a skipped row, and for a row that later rows of the same
@@ -244,12 +244,11 @@ class Replay:
         if not isinstance(lengths, jax.Array):  # jit would cut a NumPy int64 before we see it
             lengths = int32("lengths", lengths)
         version = version if version is None else _limits.each(version, jnp.shape(lengths)[0])
-        if rows is None:
-            return self._run("add", _insert.add, state, trajectories, lengths, priorities, version)
-        if self.placement is not None:
+        if rows is not None and self.placement is not None:
             fix = "Leave rows out, and pass the rows themselves."
             raise value_error("add: rows", got="rows of a table over a mesh", wanted="None there", fix=fix)
-        return self._run("add", _insert.add, state, trajectories, lengths, priorities, version, int32("rows", rows))
+        rows = rows if rows is None else int32("rows", rows)
+        return self._run("add", _insert.add, state, trajectories, lengths, priorities, rows, version)
 
     def append(
         self, state: ReplayState, stream: Any, step: Any, done: Any, version: Any = None

@@ -20,7 +20,7 @@ def play(case, replay, state=None):
     state, got = replay.init() if state is None else state, []
     for i, rows, lengths, priorities in case.turns():
         version = np.arange(case.rows, dtype=np.int32) % 3 + i - 2
-        state, handles = replay.add(state, rows, lengths, priorities, version)
+        state, handles = replay.add(state, rows, lengths, priorities, version=version)
         state = replay.expire(state, i)
         for k in range(2):
             state, sample = replay.sample(state, jax.random.key(2 * i + k), BATCH)
