@@ -7,7 +7,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gear_jax import actors, checkpoint, datasets, external, flax, ops, selectors, sharding, testing, transport
+    from gear_jax import (
+        actors,
+        checkpoint,
+        datasets,
+        external,
+        flax,
+        metrics,
+        ops,
+        selectors,
+        sharding,
+        testing,
+        transport,
+    )
     from gear_jax._prefetch import Prefetcher, Staleness, prefetch
     from gear_jax.replay import (
         Handle,
@@ -47,6 +59,7 @@ _MODULES = (
     "datasets",
     "external",
     "flax",
+    "metrics",
     "ops",
     "replay",
     "selectors",
@@ -76,6 +89,7 @@ __all__ = [
     "flax",
     "footprint",
     "make_replay",
+    "metrics",
     "ops",
     "prefetch",
     "selectors",

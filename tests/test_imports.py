@@ -11,7 +11,7 @@ import gear_jax
 
 ROOT = pathlib.Path(gear_jax.__file__).parent
 LAYERS = {
-    "_errors": 0, "_env": 0, "_typing": 0, "_host_memory": 0,
+    "_errors": 0, "_env": 0, "_typing": 0, "_host_memory": 0, "metrics": 1,
     "specs": 1, "_native": 1, "_cuda": 1,
     "ops": 2, "transport": 2, "_random": 2, "_axis": 2,
     "selectors": 3, "windows": 3, "external": 3,
@@ -75,6 +75,8 @@ def test_ops_know_neither_specs_nor_tables():
         "import gear_jax.actors._run",
         "import gear_jax.transport; gear_jax.transport.missing('ucx')",
         "from gear_jax.testing import transports",
+        "from gear_jax.actors import RateLimiter",
+        "import gear_jax.metrics, gear_jax.cli._top",
     ],
 )
 def test_importing_does_not_import_jax(code):

@@ -18,6 +18,7 @@ from gear_jax.actors._errors import (
     RingSpaceError,
     RingTimeoutError,
 )
+from gear_jax.actors._limiter import RateLimiter, RateLimitTimeoutError
 from gear_jax.actors._pool import ActorPool
 from gear_jax.actors._relay import Relay
 from gear_jax.actors._remote import RemoteActors
@@ -32,6 +33,8 @@ __all__ = [
     "ActorPool",
     "Drained",
     "Ingest",
+    "RateLimitTimeoutError",
+    "RateLimiter",
     "Relay",
     "RemoteActors",
     "Ring",

@@ -6,6 +6,7 @@ Shapes: R slots of the ring, n trajectories of a drain, A of the call that adds 
 import contextlib
 import dataclasses
 import os
+import time
 import types
 import weakref
 from collections.abc import Callable
@@ -26,12 +27,14 @@ from gear_jax.actors._errors import (
     error,
     translated,
 )
+from gear_jax.actors._limiter import RateLimiter
 from gear_jax.actors._ring import Ring, open_ring
 from gear_jax.actors._rows import bucket, places
 from gear_jax.ops._place import default_device
-from gear_jax.replay import Handle, Replay, ReplayState
+from gear_jax.replay import Handle, Replay, ReplayState, _statistics
 
 _RECLAIM_SECONDS = 0.25
+_SERVE_SECONDS, _DRAIN_SECONDS = 0.005, 0.1  # of waits that look after something else in between
 _HAS_PRIORITY = 1
 
 
@@ -82,6 +85,8 @@ class Ingest:
         columns, T, actors and slots, and that its learner is dead.
       copy: pick the trajectories out of the ring with NumPy, into new arrays that are then given to `add`. One more
         copy; needed over a mesh, and where the table is on a GPU, which cannot read the ring's memory.
+      limiter: of this table. `drain` then takes no more out of the ring than it lets in, and the actors wait once
+        their slots are full; `await_sample` waits for it. None: all that is committed comes in.
 
     Attributes:
       ring: the `Ring`; actors need `ring.name`.
@@ -96,12 +101,14 @@ class Ingest:
     def __init__(
         self, replay: Replay, ring: Ring | str | None = None, *, actors: int | None = None, slots: int = 4,
         name: str | None = None, ask: Any = None, answer: Any = None, rows: int = 1, copy: bool = False,
-        directory: str = _ring.DIRECTORY,
+        directory: str = _ring.DIRECTORY, limiter: RateLimiter | None = None,
     ):  # fmt: skip
         if not isinstance(replay, Replay):
             fix = "Pass what gear_jax.make_replay returned."
             raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix=fix)
-        self._replay, self._copy = replay, copy
+        self._replay, self._copy, self.limiter = replay, copy, limiter
+        if limiter is not None:
+            _check_limiter(limiter, replay)
         if not copy:
             _check_place(replay)
         if ring is None:
@@ -116,7 +123,8 @@ class Ingest:
             self._learner = core().Learner(self.ring.held)
         self._tree = self._values()
         self._rate = _serve.Rate(_RECLAIM_SECONDS)
-        self._counts = {"drains": 0, "drained": 0, "refused": 0, "steps": 0, "questions": 0, "rows_answered": 0}
+        names = "drains", "drained", "refused", "steps", "questions", "rows_answered", "held_back"
+        self._counts = dict.fromkeys(names, 0)
         self._devices = 1 if replay.placement is None else replay.placement.devices
         self.last: Drained | None = None
         self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
@@ -163,6 +171,13 @@ class Ingest:
             raise value_error("most", got=most, wanted="1 or more", fix="Leave it out.")
         until = _wait.deadline("timeout", timeout)
         self._tend()
+        if self.limiter is not None:
+            if self._replay.config.limited:
+                self.limiter.observe(_statistics.trajectories(state))
+            most = min(self.limiter.may_insert(), 2**31 - 1 if most is None else most)
+            if not most:
+                self._counts["held_back"] += bool(self._learner.pending)
+                return state, 0
         if timeout and not self._learner.pending:
             _wait.in_slices(self._learner.await_commit, until, bool)
             self._tend()
@@ -173,11 +188,15 @@ class Ingest:
         found = _drained(batch.fields())
         if admit is not None:
             found = dataclasses.replace(found, admitted=_admitted(admit(found), found))
+        if self.limiter is not None:
+            found = dataclasses.replace(found, admitted=found.admitted & self.limiter.fresh(found.version))
         if found.admitted.any():
             state, handles = self._add(state, found)
             found = dataclasses.replace(found, handles=handles)
         self._learner.consume(batch)
         self.last = found
+        if self.limiter is not None:
+            self.limiter.insert(int(found.admitted.sum()))
         self._counts["drains"] += 1
         self._counts["drained"] += len(batch)
         self._counts["refused"] += int(len(batch) - found.admitted.sum())
@@ -195,12 +214,16 @@ class Ingest:
             # The rows that have none get what `add` gives them: the largest so far.
             priorities = np.full(a, np.float32(state.max_priority), np.float32)
             priorities[at] = np.where(found.has_priority, found.priority, priorities[at])
+        versions = None
+        if self._replay.config.max_staleness is not None:
+            versions = np.zeros(a, np.int64)
+            versions[at] = found.version
         if self._copy:
             values = [column[rows] for column in self.ring.columns]
             tree = self._replay.config.tree.unflatten(values)
-            state, handles = self._replay.add(state, tree, lengths, priorities)
+            state, handles = self._replay.add(state, tree, lengths, priorities, None, versions)
         else:
-            state, handles = self._replay.add(state, self._tree, lengths, priorities, rows=rows)
+            state, handles = self._replay.add(state, self._tree, lengths, priorities, rows, versions)
         # The slots are the actors' again when this returns, and programs run when they like.
         jax.block_until_ready((state.length, handles))
         return state, jax.tree.map(lambda x: np.asarray(x)[at], handles)
@@ -229,11 +252,53 @@ class Ingest:
         self._counts["rows_answered"] += rows
         return rows
 
+    def await_sample(
+        self, state: ReplayState, timeout: float = 30.0, policy: Callable[[Any], Any] | None = None
+    ) -> tuple[ReplayState, bool]:
+        """Drains until the limiter lets a batch be drawn, and counts that batch as drawn.
+
+        Args:
+          state: the last state; consumed if anything is added.
+          timeout: seconds to wait.
+          policy: as in `serve`, called meanwhile: actors that wait for answers commit nothing.
+
+        Returns:
+          The next state, and whether a batch may be drawn; False when the time is over.
+
+        Raises:
+          ValueError: without a limiter. What `drain` and `serve` raise.
+        """
+        limiter = self.limiter
+        if limiter is None:
+            fix = "Pass limiter=RateLimiter(...) to Ingest."
+            raise value_error("await_sample", got="an Ingest without a limiter", wanted="one with it", fix=fix)
+        started, until = time.monotonic_ns(), _wait.deadline("timeout", timeout)
+        state, _ = self.drain(state)
+        ready = limiter.sample()
+        if ready:
+            return state, True
+        while not ready and (left := until - time.monotonic_ns()) > 0:
+            if policy is not None:
+                self.serve(policy, min(left / 1e9, _SERVE_SECONDS))
+            state, n = self.drain(state, timeout=0.0 if policy is not None else min(left / 1e9, _DRAIN_SECONDS))
+            ready = limiter.sample()
+            if not n and not ready and not limiter.may_insert():  # other threads have to draw
+                time.sleep(min(left / 1e9, _SERVE_SECONDS))
+        limiter.waited("sample", (time.monotonic_ns() - started) / 1e9)
+        return state, ready
+
+    def expire(self, state: ReplayState, version: int) -> ReplayState:
+        """`Replay.expire`, and the same version for the limiter, so that nothing staler comes in."""
+        if self.limiter is not None:
+            self.limiter.advance(version)
+        return self._replay.expire(state, version)
+
     def stats(self) -> dict[str, Any]:
         """`Ring.report`, and what this learner did: drains, drained and refused trajectories, steps, questions and
-        rows_answered; numbers of Python.
+        rows_answered, drains that the limiter `held_back`; its own `RateLimiter.stats` as `limiter`. Numbers of Python.
         """
-        return {**self.ring.report(), **self._counts}
+        limiter = {} if self.limiter is None else {"limiter": self.limiter.stats()}
+        return {**self.ring.report(), **self._counts, **limiter}
 
     def reclaim(self) -> int:
         """Takes back the lanes and open slots of dead actors, as `drain` and `serve` do; returns how many slots."""
@@ -269,6 +334,18 @@ class Ingest:
         by_name = dict(zip(self.ring.names, self.ring.columns, strict=True))
         config = self._replay.config
         return config.tree.unflatten([_alias(by_name[name]) for name in config.names])
+
+
+def _check_limiter(limiter: RateLimiter, replay: Replay) -> None:
+    config = replay.config
+    for what, got, wanted in (
+        ("capacity", limiter.rates.capacity, config.table.capacity),
+        ("times", limiter.times, config.selector.times),
+        ("max_staleness", limiter.max_staleness, config.max_staleness),
+    ):
+        if got != wanted:
+            fix = f"Write RateLimiter(..., {what}={wanted})."
+            raise value_error(f"limiter: {what}", got=got, wanted=f"the table's, {wanted}", fix=fix)
 
 
 def _leave(learner: Any, owner: int) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `python -m gear_jax doctor | inspect | bench`.
+"""The command line: `python -m gear_jax doctor | inspect | top | bench`.
 
 Each command's module is imported when the command runs, so that `doctor` can report on an installation that is broken.
 """
@@ -43,6 +43,16 @@ def parser() -> argparse.ArgumentParser:
         "--png", type=pathlib.Path, metavar="FILE", help="also draw the histograms to a PNG (needs matplotlib)"
     )
     inspect.set_defaults(run=_run_inspect)
+    live = commands.add_parser(
+        "top",
+        help="show live what learners and their actors are doing",
+        description="Shows the counters of learners that write them (gear_jax.metrics.FileWriter), and the rings of "
+        "actors, until Ctrl-C. Exit status 0; 1 for a file that cannot be read.",
+    )
+    live.add_argument("file", nargs="*", metavar="FILE", help="of a FileWriter (default: all learners of this user)")
+    live.add_argument("--once", action="store_true", help="print it once")
+    live.add_argument("--every", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default: 1)")
+    live.set_defaults(run=_run_top)
     commands.add_parser(
         "bench",
         help="measure gear_jax beside other replay libraries (arguments of its own: `bench --help`)",
@@ -95,6 +105,22 @@ def _run_inspect(args: argparse.Namespace) -> int:
     from gear_jax.cli import _inspect
 
     return _inspect.run(args.checkpoint, args.step, args.png)
+
+
+def _run_top(args: argparse.Namespace) -> int:
+    from gear_jax.cli import _top
+
+    return _top.run(args.file, args.once, args.every)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted seconds from 0.05 to 3600")
+    return seconds
 
 
 def _step(text: str) -> int:

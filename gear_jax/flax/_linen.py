@@ -48,23 +48,23 @@ class LinenReplay(nn.Module):
         """The state held: for `Replay.stats`, `gear_jax.checkpoint.save` and the like."""
         return self.state.value
 
-    def add(self, trajectories: Any, lengths: Any, priorities: Any = None) -> Handle:
-        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths `int32[A]`, priorities `float32[A]`.
+    def add(self, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None) -> Handle:
+        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths and version `int32[A]`, priorities `float32[A]`.
 
         Returns the handles `[A]`.
         """
         self._check_mutable("add")
         args = trajectories, lengths, priorities
-        self.state.value, handles = self.replay.add(self.state.value, *args)
+        self.state.value, handles = self.replay.add(self.state.value, *args, version=version)
         return handles
 
-    def append(self, stream: Any, step: Any, done: Any) -> Handle:
+    def append(self, stream: Any, step: Any, done: Any, version: Any = None) -> Handle:
         """As `Replay.append`: stream `int32[K]`, step `[K, *shape]`, done `bool[K]`.
 
         Returns the handles `[K]` of the trajectories that were closed.
         """
         self._check_mutable("append")
-        self.state.value, handles = self.replay.append(self.state.value, stream, step, done)
+        self.state.value, handles = self.replay.append(self.state.value, stream, step, done, version)
         return handles
 
     def sample(self, batch_size: int, key: jax.Array | None = None, out: Sample | None = None) -> Sample:
@@ -109,6 +109,11 @@ class LinenReplay(nn.Module):
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
         self._check_mutable("update_priorities")
         self.state.value = self.replay.update_priorities(self.state.value, handles, priorities)
+
+    def expire(self, version: Any) -> None:
+        """As `Replay.expire`: version is `int32[]`."""
+        self._check_mutable("expire")
+        self.state.value = self.replay.expire(self.state.value, version)
 
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""

@@ -61,21 +61,21 @@ class NNXReplay(nnx.Module):
         """The state held: for `Replay.stats`, `gear_jax.checkpoint.save` and the like."""
         return self.state.get_value()
 
-    def add(self, trajectories: Any, lengths: Any, priorities: Any = None) -> Handle:
-        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths `int32[A]`, priorities `float32[A]`.
+    def add(self, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None) -> Handle:
+        """As `Replay.add`: trajectories `[A, T', *shape]`, lengths and version `int32[A]`, priorities `float32[A]`.
 
         Returns the handles `[A]`.
         """
-        state, handles = self.replay.add(self(), trajectories, lengths, priorities)
+        state, handles = self.replay.add(self(), trajectories, lengths, priorities, version=version)
         self.state.set_value(state)
         return handles
 
-    def append(self, stream: Any, step: Any, done: Any) -> Handle:
+    def append(self, stream: Any, step: Any, done: Any, version: Any = None) -> Handle:
         """As `Replay.append`: stream `int32[K]`, step `[K, *shape]`, done `bool[K]`.
 
         Returns the handles `[K]` of the trajectories that were closed.
         """
-        state, handles = self.replay.append(self(), stream, step, done)
+        state, handles = self.replay.append(self(), stream, step, done, version)
         self.state.set_value(state)
         return handles
 
@@ -118,6 +118,10 @@ class NNXReplay(nnx.Module):
     def update_priorities(self, handles: Handle, priorities: Any) -> None:
         """As `Replay.update_priorities`: priorities are `float32` of the handles' shape."""
         self.state.set_value(self.replay.update_priorities(self(), handles, priorities))
+
+    def expire(self, version: Any) -> None:
+        """As `Replay.expire`: version is `int32[]`."""
+        self.state.set_value(self.replay.expire(self(), version))
 
     def can_sample(self) -> jax.Array:
         """Whether a sample would hold a valid row: `bool[]`."""

@@ -9,7 +9,7 @@ import numpy as np
 from gear_jax import _axis
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import ids
-from gear_jax.replay import _placement
+from gear_jax.replay import _limits, _placement
 from gear_jax.replay._config import Config
 from gear_jax.replay._insert import receive, set_priorities, write_steps
 from gear_jax.replay._state import (
@@ -26,7 +26,7 @@ from gear_jax.replay._state import (
 )
 
 
-def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
+def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any, version: Any = None):
     """See `Replay.append`."""
     if state.streams is None:
         raise value_error(
@@ -47,6 +47,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
         raise value_error("done", got=f"shape {done.shape}", wanted=f"{(k,)}", fix="Give one flag for each stream.")
 
     state = receive(config, state)
+    version = _limits.versions(config, state, version, k)
     opened = Streams(config.held(state.streams.slot), state.streams.length)
     if config.axis is not None:  # of the streams, this device has those that follow each other
         stream = stream - _axis.index(config.axis) * np.int32(config.streams)
@@ -57,7 +58,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     first = jnp.full((config.streams,), k, jnp.int32).at[at].min(jnp.where(known, number, k))
     known = known & (first[at] == number)
     to = jnp.where(known, stream, config.streams)
-    state, opened = _open(config, state, opened, to, known & (opened.slot[at] < 0))
+    state, opened = _open(config, state, opened, to, known & (opened.slot[at] < 0), version)
     slot = jnp.where(known, opened.slot[at], -1)
     position = opened.length[at]
     rows = config.tree.unflatten([v[:, None] for v in values])
@@ -81,6 +82,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
         counters=tally(state.counters, partition, {Counter.INSERTED: close}),
     )
     note_written(jax.tree.leaves(columns)[0])
+    state, length = _limits.close(config, state, closed, length)
     state = write_rows(state, closed, length=length)
     # All devices have all steps; each stream is with one of them.
     told, generation = _axis.combine((config.everywhere(closed) + 1, generation), config.axis)
@@ -89,7 +91,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     return state if config.remote is None else after_reads(state), handles
 
 
-def _open(config: Config, state: ReplayState, streams: Streams, stream, needs) -> tuple[ReplayState, Streams]:
+def _open(config: Config, state: ReplayState, streams: Streams, stream, needs, version) -> tuple[ReplayState, Streams]:
     """Gives a slot to each `stream` that `needs` one; what was in it is gone from here on."""
     # The rule of placement with A = N and a = the stream's number: a stream keeps to its own partitions.
     n = config.streams
@@ -112,5 +114,8 @@ def _open(config: Config, state: ReplayState, streams: Streams, stream, needs) -
         number = number + _axis.index(config.axis).astype(jnp.uint32) * np.uint32(n)
     zero = jnp.zeros((n,), jnp.int32)
     state = write_rows(state, slot, length=zero, generation=generation + np.uint32(1), sequence=number)
+    if version is not None:
+        version = jnp.zeros((n,), jnp.int32).at[stream].set(version, mode="drop")
+    state = _limits.reset(state, slot, version)
     zeros = jnp.zeros((n,), jnp.float32)
     return set_priorities(config, state, slot, zeros, jnp.zeros((n,), jnp.int32)), streams

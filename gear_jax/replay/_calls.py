@@ -28,13 +28,16 @@ _CHANGED = {
     "sample_next": _SAMPLED,
     "update_priorities": ("priority", "mass", "sums", "max_priority", "counters", "ticket"),
 }
+# What else they change where a draw may be a trajectory's last.
+_DRAWN = ("limits", "length", "priority", "mass", "sums")
 # Arguments of the compiled call that are static: batch sizes, queues, depths.
 _STATIC = {"sample": (3,), "sample_start": (3, 4, 5), "sample_next": (5, 6, 7)}
 # How the arguments of a call lie on a mesh: cut along the rows that are added, along the batch, or had by all devices;
 # None: no array.
 _LAYOUTS = {
-    "add": ("held", "held", "held"),
-    "append": ("all", "all", "all"),
+    "add": ("held", "held", "held", None, "held"),
+    "append": ("all", "all", "all", "all"),
+    "expire": ("all",),
     "sample": ("all", None, "batch"),
     "update_priorities": ("all", "all"),
 }
@@ -80,6 +83,8 @@ class Calls:
         changed = _CHANGED.get(name, FIELDS)
         if name == "update_priorities" and self.config.remote is not None:
             changed = (*changed, "remote")
+        if changed is _SAMPLED and self.config.selector.times is not None:
+            changed += _DRAWN
         fields = {name: getattr(state, name) for name in FIELDS}
         fields = {name: fields.pop(name) for name in changed}, fields
         try:
@@ -128,7 +133,7 @@ class Calls:
         if name == "append" and np.size(args[0]) == 0:
             # The step of no stream is the same: the clock goes on.
             step = jax.tree.map(lambda x: jnp.zeros((1, *np.shape(x)[1:]), x.dtype), args[1])
-            none = jnp.full((1,), -1, jnp.int32), step, jnp.zeros((1,), bool)
+            none = jnp.full((1,), -1, jnp.int32), step, jnp.zeros((1,), bool), None
             state, handles = self._over_devices(name, function, state, *none)
             return state, jax.tree.map(lambda x: x[:0], handles)
         if name == "update_priorities" and np.size(args[0].slot) == 0:
@@ -157,6 +162,7 @@ class Calls:
             "append": Handle(everywhere, everywhere),
             "sample": placement.sample(),
             "update_priorities": (),
+            "expire": (),
         }
         whole = self._state_spec()
         run = placement.run(local, (whole, *(spec for _, spec in arrays)), (whole, results[name]))
@@ -200,13 +206,13 @@ class Calls:
         return placement.state(self.config.streams > 0, selector)
 
 
-def _with_steps(trajectories: Any, lengths: Any, priorities: Any) -> Any:
+def _with_steps(trajectories: Any, lengths: Any, *rest: Any) -> Any:
     # Of no steps, one of length 0 is the same.
     leaves = jax.tree.leaves(trajectories)
     if any(np.ndim(x) < 2 or np.shape(x)[1] for x in leaves):
-        return trajectories, lengths, priorities
+        return trajectories, lengths, *rest
     step = lambda x: jnp.zeros((*np.shape(x)[:1], 1, *np.shape(x)[2:]), x.dtype)  # noqa: E731
-    return jax.tree.map(step, trajectories), jnp.zeros_like(jnp.asarray(lengths)), priorities
+    return jax.tree.map(step, trajectories), jnp.zeros_like(jnp.asarray(lengths)), *rest
 
 
 def recyclable(out: Any):

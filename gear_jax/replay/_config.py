@@ -14,7 +14,7 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.ops._place import check_memory
 from gear_jax.replay._remote import RemoteTable
-from gear_jax.selectors import Fifo, Ranked, Selector, Uniform
+from gear_jax.selectors import Fifo, Queue, Ranked, Selector, Uniform
 from gear_jax.specs import ColumnSpec, TableSpec, Window
 from gear_jax.windows import Anchor, make_anchor
 
@@ -43,6 +43,7 @@ class Config:
       batch_axis: of the axes, the one that a batch is spread over.
       exchange: how rows get from the device that holds them to the one that wants them.
       remote: None, or the part of a job's table that this process holds; P is then that of the process, and so is N.
+      max_staleness: how many versions a trajectory's policy may be behind the learner's; None: any number.
     """
 
     table: TableSpec
@@ -63,6 +64,17 @@ class Config:
     batch_axis: str | None = None
     exchange: str = "collective"
     remote: RemoteTable | None = None
+    max_staleness: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether trajectories leave the selection by themselves."""
+        return self.selector.times is not None or self.max_staleness is not None
+
+    @property
+    def frees_anywhere(self) -> bool:
+        """Whether slots become free in another order than that in which they were filled."""
+        return self.limited and not (isinstance(self.selector, Queue) and self.max_staleness is None)
 
     @property
     def window_tree(self):
@@ -155,7 +167,17 @@ def check_devices(partitions: int, streams: int, n: int) -> None:
 
 
 def make_config(
-    table, selector, windows, anchor, memory, partitions, selection, eviction, streams, devices: int = 0
+    table,
+    selector,
+    windows,
+    anchor,
+    memory,
+    partitions,
+    selection,
+    eviction,
+    streams,
+    devices: int = 0,
+    max_staleness=None,
 ) -> Config:
     """Checks the arguments of `make_replay` and fills in what they leave open. `devices`: of a mesh; 0 without one."""
     if not isinstance(table, TableSpec):
@@ -194,9 +216,14 @@ def make_config(
         )  # fmt: skip
     streams = check_streams(streams, partitions, table.capacity // partitions)
     check_devices(partitions, streams, max(1, devices))
+    if selector.times is not None:
+        _count("selector.times", selector.times, 1)
+    if max_staleness is not None:
+        max_staleness = _count("max_staleness", max_staleness, 0)
     return Config(
         table, tree, names, columns, spread, make_anchor(anchor, spread, table.trajectory_length), selector, eviction,
         partitions, table.capacity // partitions, table.trajectory_length, memory, streams, selection,
+        max_staleness=max_staleness,
     )  # fmt: skip
 
 

@@ -19,14 +19,17 @@ from gear_jax.replay._state import ReplayState
 
 
 def make_remote(
-    table, selector, windows, anchor, memory, mesh, batch_axis, partitions, selection, eviction, streams, donate, link
-) -> tuple[Config, Link]:
+    table, selector, windows, anchor, memory, mesh, batch_axis, partitions, selection, eviction, streams, donate,
+    max_staleness, link,
+) -> tuple[Config, Link]:  # fmt: skip
     """The settings of a replay over the processes of a job, checked as those of `make_replay`."""
     refused = (
         ("mesh", mesh is not None, "None: each process has its part on its default device"),
         ("batch_axis", batch_axis is not None, "None: a batch is for the process that draws it"),
         ("selection", selection != "centralized", "'centralized'"),
         ("donate", not donate, "True: what others read must stay where it is"),
+        ("selector.times", getattr(selector, "times", None) is not None, "None: a process knows its own draws alone"),
+        ("max_staleness", max_staleness is not None, "None"),
         ("memory", memory == "pinned_host" and default_device().platform != "cpu", "a CPU"),
     )
     for name, bad, wanted in refused:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gear_jax import _axis
 from gear_jax._errors import value_error
-from gear_jax.replay import _append, _insert, _sample, _state
+from gear_jax.replay import _append, _insert, _limits, _sample, _state
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import Handle, ReplayState, Sample
 
@@ -29,14 +29,16 @@ class DeviceReplay:
         """An empty table's state of this device. See `Replay.init`; the key is the same on all devices."""
         return _state.init(self._local(), key)
 
-    def add(self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None):
+    def add(self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None):
         """Inserts A / n trajectories, leaves `[A / n, T', *shape]`, into this device's partitions: see `Replay.add`.
 
         Given priorities, the devices tell each other the largest (one number); else nothing crosses between them.
         """
-        return self._call("add", _insert.add, state, trajectories, lengths, priorities)
+        return self._call("add", _insert.add, state, trajectories, lengths, priorities, None, version)
 
-    def append(self, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
+    def append(
+        self, state: ReplayState, stream: Any, step: Any, done: Any, version: Any = None
+    ) -> tuple[ReplayState, Handle]:
         """Appends this device's K steps, to streams wherever they are: see `Replay.append`. As many on all devices;
         they tell each other all of them. Of several for one stream the first device's first counts."""
 
@@ -47,7 +49,8 @@ class DeviceReplay:
             own = lambda x: jax.lax.dynamic_slice_in_dim(x, _axis.index(config.axis) * np.int32(k), k)  # noqa: E731
             return state, jax.tree.map(own, handles)
 
-        return self._call("append", append, state, stream, step, done)
+        given = (stream, step, done, *(() if version is None else (_limits.each(version, jnp.shape(stream)[0]),)))
+        return self._call("append", append, state, *given)
 
     def sample(self, state: ReplayState, key: jax.Array, batch_size: int) -> tuple[ReplayState, Sample]:
         """Draws a batch of B rows over all devices; this one gets its part, B over the devices of `batch_axis`.
@@ -68,6 +71,10 @@ class DeviceReplay:
             return _insert.update_priorities(config, state, jax.tree.map(gather, handles), gather(priorities)), ()
 
         return self._call("update_priorities", update, state, handles, priorities)[0]
+
+    def expire(self, state: ReplayState, version: Any) -> ReplayState:
+        """See `Replay.expire`; the same version on all devices. Nothing crosses between them."""
+        return self._call("expire", _limits.expire, state, version)[0]
 
     def _local(self) -> Config:
         names = _axis.names(self._axis)

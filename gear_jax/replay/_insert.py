@@ -9,7 +9,7 @@ import numpy as np
 from gear_jax import _axis, ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _placement, _remote
+from gear_jax.replay import _limits, _placement, _remote
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import (
     Counter,
@@ -26,14 +26,18 @@ from gear_jax.replay._state import (
 
 
 def add(
-    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None
-):
+    config: Config, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None,
+    version: Any = None,
+) -> tuple[ReplayState, Handle]:  # fmt: skip
     """See `Replay.add`."""
     state = receive(config, state)
     values = config.flatten("trajectories", trajectories, "A, T'")
     lengths = _lengths(values, config, lengths, rows)
     valid = lengths > 0
     partition = _placement.choose_partitions(config, state, valid.shape[0])
+    version = _limits.versions(config, state, version, valid.shape[0])
+    if version is not None:
+        state, valid, lengths = _limits.refuse(config, state, partition, version, lengths)
     slot, cursor = _placement.choose_slots(config, state, partition, valid)
     if priorities is None:
         priority = jnp.broadcast_to(state.max_priority, valid.shape)
@@ -64,13 +68,16 @@ def add(
     state = state.replace(ticket=ticket, counters=tally(state.counters, partition, counts))
     generation = jnp.where(slot >= 0, old_generation + np.uint32(1), np.uint32(0))
     state = write_rows(state, slot, length=lengths, generation=generation, sequence=number)
+    state = _limits.reset(state, slot, version)
     handles = Handle(config.everywhere(slot), generation)
     state = set_priorities(config, state, slot, priority, lengths)
     return state if config.remote is None else after_reads(state), handles
 
 
 def write_steps(config: Config, state: ReplayState, slot, values, lengths, starts=None, whole=None, rows=None):
-    """The columns after rows of steps (`rows int32[A]` of the values, or all) were written to slots `int32[A]` of this device, and the state beside them.
+    """The columns after rows of steps were written to slots `int32[A]` of this device, and the state beside them.
+
+    `rows` are as in `ops.scatter`.
 
     Where other processes read the table the rows get their stamps. A slot that is written anew has the next generation;
     with `whole` `bool[A]` it has it already, and is left open unless the row makes it whole.
@@ -81,9 +88,7 @@ def write_steps(config: Config, state: ReplayState, slot, values, lengths, start
     value = generation + generation
     value = value + np.uint32(2) if whole is None else jnp.where(whole, value, value - np.uint32(1))
     stamps = state.remote.stamp, value
-    columns, stamp = ops.scatter(
-        state.columns, slot, values, lengths, starts, rows=rows, stamps=stamps, ticket=ticket
-    )
+    columns, stamp = ops.scatter(state.columns, slot, values, lengths, starts, rows=rows, stamps=stamps, ticket=ticket)
     return columns, note_remote(state.replace(ticket=ticket, remote=state.remote.replace(stamp=stamp)))
 
 

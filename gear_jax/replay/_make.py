@@ -11,7 +11,7 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import Queue, check_depth
 from gear_jax.ops._place import check_memory, default_device, memory_kind, tracing
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _append, _insert, _memory, _mesh, _processes, _sample, _state, _statistics
+from gear_jax.replay import _append, _insert, _limits, _memory, _mesh, _processes, _sample, _state, _statistics
 from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
 from gear_jax.replay._connected import Connected, can_sample_remote, check_type, check_unused, make_remote
@@ -42,6 +42,7 @@ def make_replay(
     transport: str | None = None,
     on_loss: str = "invalid",
     deadline: float = 2.0,
+    max_staleness: int | None = None,
 ) -> "Replay":
     """Makes a replay: the pure functions over a `ReplayState`.
 
@@ -83,6 +84,8 @@ def make_replay(
         way from it are not `valid`, and from the next sample on its partitions are not drawn from, and probabilities
         are those of the rest, until it is back. "error": samples raise.
       deadline: seconds that a read may take, with exchange="rdma". A process that does not answer counts as gone.
+      max_staleness: how many policy versions a trajectory may be behind the learner's (`Replay.expire`) before it
+        leaves the table; None: any number, and none are kept.
 
     Raises:
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
@@ -91,7 +94,7 @@ def make_replay(
     if exchange == "rdma":
         config, link = make_remote(
             table, selector, windows, anchor, memory, mesh, batch_axis, partitions, selection, eviction, streams,
-            donate, Link(job, transport, deadline, on_loss),
+            donate, max_staleness, Link(job, transport, deadline, on_loss),
         )  # fmt: skip
         return Replay(config, link=link)
     check_unused(exchange, job=job, transport=transport, on_loss=on_loss, deadline=deadline)
@@ -106,7 +109,7 @@ def make_replay(
         memory = placement.memory
     config = make_config(
         table, selector, windows, anchor, memory, partitions, selection, eviction, streams,
-        devices=0 if placement is None else placement.devices,
+        devices=0 if placement is None else placement.devices, max_staleness=max_staleness,
     )  # fmt: skip
     return Replay(config, donate=donate, placement=placement)
 
@@ -255,8 +258,9 @@ class Replay(Connected):
         return _mesh.broadcast(self._calls.shardings(), state)
 
     def add(
-        self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None
-    ) -> tuple[ReplayState, Handle]:
+        self, state: ReplayState, trajectories: Any, lengths: Any, priorities: Any = None, rows: Any = None,
+        version: Any = None,
+    ) -> tuple[ReplayState, Handle]:  # fmt: skip
         """Inserts A trajectories in place; each takes a free slot, or the place of one that is evicted.
 
         Args:
@@ -268,6 +272,8 @@ class Replay(Connected):
             stored as 0 and counted.
           rows: `int32[A]`, which row of `trajectories`, then `[R, T', *shape]`, each of the A is: they are copied once,
             from where they lie. One outside [0, R) must have length 0. Not over a mesh.
+          version: `int32[A]`, or one for all: of the policy that made each trajectory, for `max_staleness`. One that is
+            too stale already is skipped, as if of length 0, and counted. None: the learner's own.
 
         Returns:
           The next state and the handles `[A]`; slot -1 for a skipped row, and for a row that later rows of the same
@@ -278,14 +284,16 @@ class Replay(Connected):
         """
         if not isinstance(lengths, jax.Array):  # jit would cut a NumPy int64 before we see it
             lengths = int32("lengths", lengths)
-        if rows is None:
-            return self._run("add", _insert.add, state, trajectories, lengths, priorities)
-        if self.placement is not None:
+        version = version if version is None else _limits.each(version, jnp.shape(lengths)[0])
+        if rows is not None and self.placement is not None:
             fix = "Leave rows out, and pass the rows themselves."
             raise value_error("add: rows", got="rows of a table over a mesh", wanted="None there", fix=fix)
-        return self._run("add", _insert.add, state, trajectories, lengths, priorities, int32("rows", rows))
+        rows = rows if rows is None else int32("rows", rows)
+        return self._run("add", _insert.add, state, trajectories, lengths, priorities, rows, version)
 
-    def append(self, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
+    def append(
+        self, state: ReplayState, stream: Any, step: Any, done: Any, version: Any = None
+    ) -> tuple[ReplayState, Handle]:
         """Appends one step to each of K streams.
 
         A stream writes to a slot of its own, which nobody can draw until it is closed: by `done`, or by its T-th step
@@ -296,13 +304,35 @@ class Replay(Connected):
           stream: `int32[K]`, numbers in [0, N); others are skipped, and so is a second step for one stream.
           step: a tree like the columns, leaves `[K, *shape]`.
           done: `bool[K]`, whether this was the last step of the episode.
+          version: `int32[K]`, or one for all, as in `add`: a trajectory has that of its first step. One that is too
+            stale when it is closed does not get in.
 
         Over a mesh every device gets all K steps, and minds those of its own streams.
 
         Returns:
           The next state and the handles `[K]` of the trajectories that this call closed; slot -1 elsewhere.
         """
-        return self._run("append", _append.append, state, stream, step, done)
+        version = version if version is None else _limits.each(version, jnp.shape(stream)[0])
+        return self._run("append", _append.append, state, stream, step, done, version)
+
+    def expire(self, state: ReplayState, version: Any) -> ReplayState:
+        """Says which version the learner's policy has; trajectories that it leaves too far behind leave the table.
+
+        Those of versions below `version - max_staleness` cannot be drawn any more, and their slots are free. O(C): call
+        it when the policy that actors use changes, not at every step.
+
+        Args:
+          state: the last state; consumed outside jit.
+          version: `int32[]`. Versions only rise: a lower one than the last changes nothing.
+
+        Returns:
+          The next state.
+
+        Raises:
+          ValueError: if the replay has no `max_staleness`.
+        """
+        version = version if isinstance(version, jax.Array) else int32("version", version)
+        return self._run("expire", _limits.expire, state, version)[0]
 
     def sample(
         self, state: ReplayState, key: jax.Array, batch_size: int, out: Sample | None = None
@@ -426,6 +456,9 @@ class Replay(Connected):
         `evicted`), updates that changed nothing (`stale_updates`, `rejected_priorities`), rows `sampled`, the largest
         priority seen (1.0 at least), and `open_streams`. With `exchange="rdma"` of this process's part alone, and
         `missed_updates`: priorities that others had for it, and that it did not look at in time.
+        Where trajectories leave by themselves: those drawn as often
+        as they may be (`used_up`), grown stale (`expired`), not let in because of it (`refused_stale`); the learner's
+        `version`.
         """
         check_type("stats", state)
         if traced(state.ticket):

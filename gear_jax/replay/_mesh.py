@@ -80,7 +80,7 @@ class Placement:
         return ReplayState(
             columns=held, length=held, generation=held, sequence=held, priority=held, mass=held, sums=held,
             max_priority=all_have, cursor=held, counters=held, clock=all_have, selector=selector,
-            streams=Streams(held, held) if streams else None, ticket=held,
+            streams=Streams(held, held) if streams else None, ticket=held, limits=held,
         )  # fmt: skip
 
     def sample(self) -> Sample:

@@ -60,12 +60,12 @@ def choose_slots(
         first = jnp.cumsum(counts, dtype=jnp.int32) - counts
     rank = jnp.cumsum(valid, dtype=jnp.int32) - 1 - first[partition]
     most = rows if p == 1 else min(rows, -(-rows // p) + 1)  # rows that can fall to one partition
-    if isinstance(config.eviction, Fifo) and not config.streams:
+    if isinstance(config.eviction, Fifo) and not (config.streams or config.frees_anywhere):
         available = jnp.full((p,), s, jnp.int32)
         slot = (state.cursor[partition] + rank) % s
         cursor = (state.cursor + counts) % s
     else:
-        if isinstance(config.eviction, Fifo):
+        if isinstance(config.eviction, Fifo) and not config.frees_anywhere:
             victims, available, behind = _in_ring_order(config, state, min(s, most + config.streams), s)
             taken = jnp.where(counts > 0, (counts - 1) % jnp.maximum(available, 1), 0)
             moved = jnp.take_along_axis(behind, taken[:, None], 1)[:, 0]

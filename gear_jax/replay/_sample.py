@@ -11,7 +11,7 @@ from gear_jax import _axis, ops
 from gear_jax._env import checks
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import check_depth, start_in_queue
-from gear_jax.replay import _exchange, _remote
+from gear_jax.replay import _exchange, _limits, _remote
 from gear_jax.replay._config import Config, check_divides
 from gear_jax.replay._state import Handle, ReplayState, Sample, after_reads, count_sampled, index, read_rows
 from gear_jax.windows import draw_anchor
@@ -152,6 +152,8 @@ def _draw(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
     # A selector of one's own that knows nothing of devices will do on one.
     over = () if together is None else (together,)
     chosen, selector_state = config.selector.select(selector_state, known, key, batch_size, *over)
+    if config.selector.times is not None:
+        state, chosen, selector_state = _limits.use(config, state, chosen, selector_state, key, batch_size, together)
     if apart is not None:
         slot, selector_state = config.everywhere(chosen.slot), jax.tree.map(lambda x: x[None], selector_state)
         least = None if chosen.least is None else chosen.least / np.float32(n)

@@ -77,12 +77,30 @@ class Streams(struct.PyTreeNode):
     length: jax.Array
 
 
+class Limits(struct.PyTreeNode):
+    """What is known of trajectories that leave the selection by themselves (`gear_jax.replay._limits`).
+
+    Attributes:
+      times: `uint32[P, S]`, how often each trajectory has been drawn; None: any number of times will do.
+      version: `int32[P, S]`, the policy version that made each; None: they do not grow stale.
+      current: `int32[P]`, the learner's own version, everywhere the same; None with `version`.
+      counters: `uint32[P, 3, 2]`, trajectories that were drawn for the last time, that grew stale in the table, that
+        came too stale to be let in; (high, low) words.
+    """
+
+    times: jax.Array | None
+    version: jax.Array | None
+    current: jax.Array | None
+    counters: jax.Array
+
+
 class ReplayState(struct.PyTreeNode):
     """A replay table.
 
     Attributes:
       columns: the table's pytree, leaves `[P, S, T, *shape]`.
-      length: `int32[P, S]`, steps of each trajectory; 0: the slot is empty or still open.
+      length: `int32[P, S]`, steps of each trajectory; 0: the slot is still open, or empty (never filled, or what was
+        there has been drawn as often as it may be, or has grown too stale).
       generation: `uint32[P, S]`, how often each slot has been filled.
       sequence: `uint32[P, S]`, the number of the row in each slot, mod 2**32.
       priority: `float32[P, S]`, as given.
@@ -96,6 +114,7 @@ class ReplayState(struct.PyTreeNode):
       streams: `Streams`, or None.
       ticket: `int32[1]`, always 0: what orders reads of the table before later writes.
       remote: `RemoteState`, with `exchange="rdma"`; P is then that of this process, and N its own streams. Else None.
+      limits: `Limits`, or None.
 
     Over the n devices of a mesh these are global arrays. Those with a P are cut along it, and the streams' along N; the
     ticket is `int32[n]`, one for each device; the rest every device has. (With decentralized selection, so is the
@@ -117,6 +136,7 @@ class ReplayState(struct.PyTreeNode):
     streams: Streams | None
     ticket: jax.Array
     remote: RemoteState | None = None
+    limits: Limits | None = None
 
 
 def init(config: Config, key: jax.Array) -> ReplayState:
@@ -150,6 +170,18 @@ def init_index(config: Config, key: jax.Array) -> ReplayState:
         streams=streams,
         ticket=ops.new_ticket(),
         remote=None if config.remote is None else _remote.init(config.remote, p, s),
+        limits=_limits(config) if config.limited else None,
+    )
+
+
+def _limits(config: Config) -> Limits:
+    p, s = config.partitions, config.slots
+    stale = config.max_staleness is not None
+    return Limits(
+        times=None if config.selector.times is None else jnp.zeros((p, s), jnp.uint32),
+        version=jnp.zeros((p, s), jnp.int32) if stale else None,
+        current=jnp.zeros((p,), jnp.int32) if stale else None,
+        counters=jnp.zeros((p, 3, 2), jnp.uint32),
     )
 
 
@@ -201,6 +233,13 @@ def check_table(name: str, config: Config, state: ReplayState, devices: int = 1)
         raise value_error(
             f"{name}: state", got=f"the state of another selector, {jax.tree.structure(state.selector)}",
             wanted=f"that of {config.selector!r}", fix="Pass a state that this replay's own init made.",
+        )  # fmt: skip
+    limits = jax.tree.structure(state.limits), jax.tree.structure(jax.eval_shape(lambda: _limits(config)))
+    if limits[0] != (limits[1] if config.limited else jax.tree.structure(None)):
+        raise value_error(
+            f"{name}: state", got=f"a state with limits {state.limits!r}",
+            wanted=f"one of {config.selector!r}, max_staleness={config.max_staleness}",
+            fix="Pass a state that this replay's own init made.",
         )  # fmt: skip
     if (tree, got, streams) != (config.tree, wanted, config.streams):
         raise value_error(

@@ -15,8 +15,14 @@ def of_state(capacity: int, state: ReplayState) -> dict[str, int | float]:
     numbers = _count(_own(state.length), _own(state.counters))
     if state.streams is not None:
         numbers["open_streams"] = sum(int((x >= 0).sum()) for x in _own(state.streams.slot))
+    if state.limits is not None:
+        counters = _own(state.limits.counters)
+        names = ("used_up", "expired", "refused_stale")
+        numbers |= {name: sum(int64(x[:, i]) for x in counters) for i, name in enumerate(names)}
     if isinstance(state.length, jax.Array) and not state.length.is_fully_addressable:
         numbers = _over_processes(state.length.sharding.device_set, numbers)
+    if state.limits is not None and state.limits.current is not None:
+        numbers["version"] = int(_own(state.limits.current)[0].max(initial=0))
     largest = state.max_priority
     if isinstance(largest, jax.Array):  # all devices have it
         largest = largest.addressable_shards[0].data
@@ -28,6 +34,16 @@ def of_arrays(
 ) -> dict[str, int | float]:
     """The statistics of lengths `[P, S]`, counters `[P, 5, 2]` and a largest priority `[1]` that a file holds."""
     return {**_count([length], [counters]), "capacity": capacity, "max_priority": float(max_priority.max())}
+
+
+def trajectories(state: ReplayState) -> int:
+    """How many a state holds, from its counters: small arrays, where the lengths are as many as the slots."""
+    there = np.asarray(state.counters)
+    held = int64(there[:, Counter.INSERTED]) - int64(there[:, Counter.EVICTED])
+    if state.limits is not None:
+        left = np.asarray(state.limits.counters)
+        held -= int64(left[:, 0]) + int64(left[:, 1])  # used up, expired
+    return held
 
 
 def _count(length: list[np.ndarray], counters: list[np.ndarray]) -> dict[str, int]:

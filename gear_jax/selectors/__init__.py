@@ -7,6 +7,8 @@ from gear_jax.selectors._lifo import Lifo
 from gear_jax.selectors._lowest_priority import LowestPriority
 from gear_jax.selectors._permutation import Permutation
 from gear_jax.selectors._prioritized import Prioritized
+from gear_jax.selectors._queue import Queue
+from gear_jax.selectors._stack import Stack
 from gear_jax.selectors._topk import TopK
 from gear_jax.selectors._uniform import Uniform
 
@@ -17,9 +19,11 @@ __all__ = [
     "LowestPriority",
     "Permutation",
     "Prioritized",
+    "Queue",
     "Ranked",
     "Selection",
     "Selector",
+    "Stack",
     "TopK",
     "Uniform",
 ]

@@ -75,7 +75,16 @@ class Selector(abc.ABC):
       - Over n devices each has the index of its own P / n partitions. With their `axis`, `select` gives the same on
         all of them, bit for bit what it gives for the whole index on one device: what one device alone knows goes
         through collectives over that axis (`jax.lax`).
+      - Without `repeats` it draws no slot twice in one batch.
+
+    Attributes:
+      times: how often a trajectory may be drawn, over all samples and within one, before it is gone and its slot free;
+        None: any number of times. The table keeps count.
+      repeats: whether a batch may hold a slot twice.
     """
+
+    times: int | None = None
+    repeats: bool = True
 
     def init(self, seed: jax.Array) -> Any:
         """The state to begin with, a pytree of arrays; `seed` is `uint32[4]`, random."""
@@ -105,6 +114,13 @@ class Selector(abc.ABC):
           axis: name or names of the mesh axes that the partitions are spread over; None: they are all here.
         """
 
+    def redraw(
+        self, state: Any, index: Index, key: jax.Array, batch_size: int, axis: Axis = None
+    ) -> tuple[Selection, Any]:
+        """As `select`, where only some rows of the result, whichever they are, will be used: no row may tell more than
+        another of what is drawn."""
+        return self.select(state, index, key, batch_size, *(() if axis is None else (axis,)))
+
     def weigh(self, selection: Selection, axis: Axis = None) -> jax.Array:
         """The importance weights of what was drawn: `float32[B]` in (0, 1], 1 for the largest; 0 where slot is -1.
 
@@ -121,6 +137,8 @@ class Ranked(Selector):
 
     Ties go to the lower slot. Asked for more than there is, it marks the surplus with slot -1.
     """
+
+    repeats = False
 
     def mass(self, priority, selectable):
         del priority

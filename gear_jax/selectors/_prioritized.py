@@ -28,11 +28,13 @@ class Prioritized(_base.Selector):
       stratified: False: the draws are independent. True: draw i falls in the i-th of B even parts of the mass (appendix
         B.2.1). Every trajectory is drawn as often on average, with less variance, and a large batch is drawn and read
         faster, because its slots come in ascending order; so do not cut such a batch into parts as it comes.
+      times: how often a trajectory may be drawn before it is gone; None: any number of times.
     """
 
     alpha: float = 0.6
     beta: float = 0.4
     stratified: bool = False
+    times: int | None = None
 
     def __post_init__(self):
         for name in ("alpha", "beta"):
@@ -56,6 +58,9 @@ class Prioritized(_base.Selector):
 
     def select(self, state, index, key, batch_size, axis=None):
         return _base.draw_by_mass(index, key, batch_size, self.stratified, axis), state
+
+    def redraw(self, state, index, key, batch_size, axis=None):
+        return _base.draw_by_mass(index, key, batch_size, axis=axis), state  # a stratum knows its place in the batch
 
     def weigh(self, selection, axis=None):
         # N cancels out of the normalised weight.

@@ -9,7 +9,13 @@ from gear_jax.selectors import _base
 @final
 @dataclasses.dataclass(frozen=True)
 class Uniform(_base.Selector):
-    """Every selectable trajectory with the same probability 1 / N, with replacement. O(B log C) a sample."""
+    """Every selectable trajectory with the same probability 1 / N, with replacement. O(B log C) a sample.
+
+    Attributes:
+      times: how often a trajectory may be drawn before it is gone; None: any number of times.
+    """
+
+    times: int | None = None
 
     def mass(self, priority, selectable):
         del priority

@@ -102,6 +102,7 @@ def _check_static(selector):
     assert isinstance(selector, Selector), f"{selector!r} is not a Selector"
     assert hash(selector) == hash(selector), "a selector is static: it must be hashable"
     assert type(selector).__eq__ is not object.__eq__, "equal settings must compare equal: make it a frozen dataclass"
+    assert selector.times is None or (type(selector.times) is int and selector.times >= 1), "times: None, or 1 or more"
 
 
 def _check_mass(selector, priority, selectable):
@@ -136,6 +137,7 @@ def _check_selection(what: str, selector: Selector, got: Selection, index: Index
     for name, x in (("probability", probability), ("weight", weight)):
         assert ((x[drawn] > 0) & (x[drawn] <= 1)).all(), f"{what}: {name} outside (0, 1]"
         assert (x[~drawn] == 0).all(), f"{what}: {name} is not 0 where slot is -1"
+    assert selector.repeats or len(set(slot[drawn])) == drawn.sum(), f"{what}: a slot twice, although not repeats"
     assert not drawn.any() or weight.max() == 1, f"{what}: the largest weight of a batch is 1"
     _check_read(what, got, index, drawn)
 

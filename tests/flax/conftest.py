@@ -15,6 +15,11 @@ TABLE = gear.TableSpec(
 )
 
 
+@pytest.fixture
+def table_spec():
+    return TABLE
+
+
 @functools.cache  # so that each program is compiled once
 def _replay(memory):
     return gear.make_replay(TABLE, gear.selectors.Prioritized(), streams=2, memory=memory)

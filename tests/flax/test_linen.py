@@ -337,3 +337,17 @@ def test_a_table_over_a_mesh(replay_over_mesh, make_rows, same, memory):
     _, variables = table.apply(table.init(jax.random.key(0)), *make_rows(8), method="add", mutable=MUTABLE)
     sample, _ = table.apply(variables, 8, key, method="sample", mutable=MUTABLE)
     assert same(sample, replay.sample(state, key, 8)[1])
+
+
+def test_versions_and_their_expiry_mirror_replay(table_spec, make_rows, same):
+    replay = gear.make_replay(table_spec, gear.selectors.Queue(2), max_staleness=1)
+    table, state, (rows, lengths) = LinenReplay(replay), replay.init(), make_rows()
+    variables = table.init(jax.random.key(0))
+    versions = jnp.arange(4, dtype=jnp.int32)
+    state, want = replay.add(state, rows, lengths, version=versions)
+    handles, variables = table.apply(variables, rows, lengths, None, versions, method="add", mutable=MUTABLE)
+    assert same(handles, want)
+    _, variables = table.apply(variables, 3, method="expire", mutable=MUTABLE)
+    assert same(table.apply(variables), replay.expire(state, 3))
+    with pytest.raises(ValueError, match="expire: collection 'replay': got immutable"):
+        table.apply(variables, 4, method="expire")

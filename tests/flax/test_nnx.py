@@ -309,3 +309,18 @@ def test_a_table_over_a_mesh(replay_over_mesh, make_rows, same, memory):
     assert same(table.sample(8, key), replay.sample(state, key, 8)[1])
     with pytest.raises(ValueError, match="sample_start: got a table over a mesh"):
         table.sample_start(8, key)
+
+
+def test_versions_and_their_expiry_mirror_replay(table_spec, make_rows, same):
+    replay = gear.make_replay(table_spec, gear.selectors.Queue(2), max_staleness=1, streams=2)
+    table, state, (rows, lengths) = NNXReplay(replay), replay.init(), make_rows()
+    versions = jnp.arange(4, dtype=jnp.int32)
+    state, want = replay.add(state, rows, lengths, version=versions)
+    assert same(table.add(rows, lengths, version=versions), want)
+    state = replay.expire(state, 3)
+    table.expire(3)
+    step = jnp.arange(2, dtype=jnp.int32), {"observation": jnp.ones((2, 3)), "reward": jnp.ones((2,))}
+    state, want = replay.append(state, *step, jnp.ones((2,), bool), version=versions[1:3])
+    assert same(table.append(*step, jnp.ones((2,), bool), version=versions[1:3]), want)
+    assert same(table(), state)
+    assert replay.stats(state)["expired"] == 3

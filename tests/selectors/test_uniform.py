@@ -6,6 +6,7 @@ from gear_jax.testing.selectors import check_selector
 
 def test_contract():
     check_selector(Uniform())
+    check_selector(Uniform(times=2))
 
 
 def test_every_selectable_slot_alike_and_priorities_do_not_matter(draw, assert_drawn_by):
