@@ -296,6 +296,8 @@ class Session:
             except TransportError as e:
                 return channel.send(_blob.Refused(str(e)))
             channel.send(_blob.Opened(blob, self._exposer.regions()))
+        if self._links is not None:
+            self._links.hurry(hello.rank)
         channel.wait_for_end()
         with self._inbound_lock:
             if self._inbound.get(hello.rank) is channel:
