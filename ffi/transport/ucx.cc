@@ -53,6 +53,13 @@ std::unique_ptr<Transport> MakeUcx(const Options& options, std::string* error) {
   return UcxTransport::Make(options, error);
 }
 
+std::string UcxVersion() {
+  std::string error;
+  const UcxApi* api = UcxApi::Load(&error);
+  if (api == nullptr) return "";
+  return std::to_string(api->major) + "." + std::to_string(api->minor) + "." + std::to_string(api->release);
+}
+
 std::unique_ptr<UcxTransport> UcxTransport::Make(const Options& options, std::string* error) {
   const UcxApi* api = UcxApi::Load(error);
   if (api == nullptr) return nullptr;
@@ -170,6 +177,12 @@ std::vector<uint8_t> UcxTransport::Accept(int32_t peer, const uint8_t* offer, si
     return {};
   }
   return address_;
+}
+
+std::string UcxTransport::Way(int32_t peer) const {
+  const auto found = connections_.find(peer);
+  if (found == connections_.end()) return "";
+  return found->second->same_host ? "its memory directly" : "UCX";
 }
 
 // ---- Reading

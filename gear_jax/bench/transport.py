@@ -122,18 +122,19 @@ def _perftest(size: int, outstanding: int, iterations: int) -> float:
     program = [str(folder / "bin" / "ucx_perftest"), "-p", str(port)]
     options = ["-t", "ucp_get", "-s", str(size), "-n", str(iterations), "-O", str(outstanding), "-f"]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
-    server = subprocess.Popen(program, **quiet)
+    server, said = subprocess.Popen(program, **quiet), ""
     try:
         for _ in range(50):
             time.sleep(0.1)
             command = [program[0], "127.0.0.1", *program[1:], *options]
             client = subprocess.run(command, timeout=_PERFTEST_SECONDS, **quiet)
+            said = client.stdout
             # With -f it prints the final line alone: iterations, median, average and overall latency, then the
             # average and the overall bandwidth in MiB/s.
-            numbers = re.findall(r"[\d.]+", client.stdout.strip().splitlines()[-1]) if client.stdout.strip() else []
+            numbers = re.findall(r"[\d.]+", said.strip().splitlines()[-1]) if said.strip() else []
             if client.returncode == 0 and len(numbers) >= 6:
                 return float(numbers[-3]) * _MEBIBYTE
-        raise RuntimeError(f"ucx_perftest failed: {client.stdout}")
+        raise RuntimeError(f"ucx_perftest failed: {said}")
     finally:
         server.kill()
         server.communicate()
