@@ -62,10 +62,12 @@ class Pair:
                 Job(0, tuple(addresses), secret), regions, deadline=DEADLINE, start_timeout=120.0, number=0
             )
             assert self.session.transport == "verbs"
+            self.remote = ops.Remote(self.session.number, (0, 1), (0, 0))
         except BaseException:
+            if hasattr(self, "session"):
+                self.session.close()
             self.kill()
             raise
-        self.remote = ops.Remote(self.session.number, (0, 1), (0, 0))
         both = [np.stack(x) for x in zip(shard(0), shard(1), strict=True)]
         self.all, self.stamps = dict(zip("ab", both[:2], strict=True)), both[2]
 
