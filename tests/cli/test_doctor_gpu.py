@@ -9,7 +9,7 @@ import pytest
 
 from gear_jax import _cuda, _host_memory, _native, cli
 from gear_jax._host_memory import GIB, LIMIT
-from gear_jax.cli import _doctor, _doctor_gpu, _doctor_rdma, _trial
+from gear_jax.cli import _doctor, _doctor_gpu, _doctor_rdma, _doctor_transport, _trial
 
 H100 = _cuda.Device("NVIDIA H100", (9, 0), True, True)
 
@@ -46,6 +46,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(_host_memory, "available", lambda: 200 * GIB)
     monkeypatch.setattr(_host_memory, "groups", list)
     monkeypatch.setattr(_doctor_rdma, "report", lambda: [("devices", "none")])
+    monkeypatch.setattr(_doctor_transport, "report", lambda: ([("ucx", "none")], None))
     monkeypatch.delenv(LIMIT, raising=False)
     return set_up
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gear_jax import _cuda, cli
-from gear_jax.cli import _doctor, _doctor_gpu, _doctor_rdma
+from gear_jax.cli import _doctor, _doctor_gpu, _doctor_rdma, _doctor_transport
 from gear_jax.transport import _verbs
 
 NONE = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -112,6 +112,7 @@ def test_locked_memory(machine, monkeypatch, soft, said):
 def test_it_is_part_of_the_report(machine, monkeypatch, capsys):
     monkeypatch.setattr(_doctor, "_cpu_problem", lambda: None)
     monkeypatch.setattr(_doctor_gpu, "report", lambda: ([("GPU", "none")], None, False))
+    monkeypatch.setattr(_doctor_transport, "report", lambda: ([("ucx", "none")], None))
     for name in ("_cpu_library", "_cuda_library"):
         monkeypatch.setattr(_doctor, name, lambda: "one")
     assert cli.main(["doctor"]) == 0
