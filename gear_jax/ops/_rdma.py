@@ -86,8 +86,8 @@ def rdma_read(
     """
     _check_remote("rdma_read", remote)
     leaves, tree = jax.tree.flatten(fields)
-    got, here, ticket = _read(remote)(_registry.ticket(ticket), leaves, jax.tree.leaves(after))
-    return tree.unflatten(got), here, ticket
+    got, here, last = _read(remote)(_registry.ticket(ticket), leaves, jax.tree.leaves(after))
+    return tree.unflatten(got), here, last
 
 
 def rdma_fetch(

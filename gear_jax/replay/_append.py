@@ -47,6 +47,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
         raise value_error("done", got=f"shape {done.shape}", wanted=f"{(k,)}", fix="Give one flag for each stream.")
 
     state = receive(config, state)
+    assert state.streams is not None
     opened = Streams(config.held(state.streams.slot), state.streams.length)
     if config.axis is not None:  # of the streams, this device has those that follow each other
         stream = stream - _axis.index(config.axis) * np.int32(config.streams)

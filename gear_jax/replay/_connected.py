@@ -99,7 +99,7 @@ class Connected:
         state = self._calls.placed(state)
         state = state.replace(remote=_rebuilt(self._remote_table(), state.replace(columns=None), new_incarnation()))
         self._link.connect(_remote.regions(state))
-        self._link.last = weakref.ref(state.remote.record)
+        self._note_exposed(state)
         return state
 
     def close(self) -> None:
@@ -129,6 +129,11 @@ class Connected:
                 wanted="the state that init, connect or the last call returned",
                 fix="Call state = replay.connect(state); in jitted steps of your own donate the state.",
             )  # fmt: skip
+
+    def _note_exposed(self, state: ReplayState) -> None:
+        """Remembers a state whose arrays are those that are exposed."""
+        assert self._link is not None and state.remote is not None
+        self._link.last = weakref.ref(state.remote.record)
 
     def _remote_table(self) -> RemoteTable:
         assert self.config.remote is not None

@@ -75,6 +75,7 @@ def write_steps(config: Config, state: ReplayState, slot, rows, lengths, starts=
     """
     if config.remote is None:
         return ops.scatter(state.columns, slot, rows, lengths, starts, ticket=state.ticket), state
+    assert state.remote is not None
     _, generation, ticket = read_rows(state, slot)
     value = generation + generation
     value = value + np.uint32(2) if whole is None else jnp.where(whole, value, value - np.uint32(1))

@@ -27,7 +27,8 @@ class Alone:
     transport: str = "memory"
 
     def __post_init__(self):
-        _native.load("cpu").add_memory_reader(self.number, 0, [list(self.regions)])
+        library: Any = _native.load("cpu")
+        library.add_memory_reader(self.number, 0, [list(self.regions)])
 
     @property
     def alive(self) -> np.ndarray:
@@ -37,7 +38,8 @@ class Alone:
         return {}
 
     def close(self) -> None:
-        _native.load("cpu").remove_reader(self.number)
+        library: Any = _native.load("cpu")
+        library.remove_reader(self.number)
 
 
 class Link:

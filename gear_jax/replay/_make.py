@@ -1,7 +1,6 @@
 """`make_replay` and the object it returns."""
 
 import functools
-import weakref
 from typing import Any
 
 import jax
@@ -440,7 +439,7 @@ class Replay(Connected):
         check_alive(name, state)
         self._check_exposed(name, state)
         state, result = self._calls.run(name, function, state, *args)
-        self._link.last = weakref.ref(state.remote.record)
+        self._note_exposed(state)
         return state, result
 
 
