@@ -49,7 +49,7 @@ $(installed)-demo: $(sources) | $(VENV)/pyvenv.cfg
 	@rm -f $(VENV)/.installed-* && touch $@
 
 $(installed)-test: $(sources) | $(VENV)/pyvenv.cfg
-	$(install) -e '.[dev,datasets,examples]' $(jax)
+	$(install) -e '.[dev,datasets,examples,rdma]' $(jax)
 	@rm -f $(VENV)/.installed-* && touch $@ $(installed)-demo
 
 # Where there is a GPU and this build has kernels for it, JAX needs its CUDA plugin; it then runs the larger job.

@@ -170,6 +170,15 @@ nb::bytes Accept(Session& session, int32_t peer, const nb::bytes& offer) {
   return ToPython(blob);
 }
 
+std::string Way(Session& session, int32_t peer) {
+  std::string way;
+  WithExposing(session, [&](ExposingTransport& t) {
+    way = t.Way(peer);
+    return std::string();
+  });
+  return way;
+}
+
 std::vector<std::string> Read(Session& session, const std::vector<PieceTuple>& pieces) {
   std::vector<Piece> p;
   for (const auto& [peer, region, offset, bytes, to] : pieces) {
@@ -215,6 +224,7 @@ nb::dict ToDict(const transport::Counters& c) {
 void AddTransport(nb::module_& m) {
   using NoGil = nb::call_guard<nb::gil_scoped_release>;
   m.def("transport_missing", &TransportMissing, "Why a transport (name, options) cannot be used here; \"\": it can.");
+  m.def("ucx_version", &transport::UcxVersion, "\"1.22.0\"; \"\": no library that can be used.");
   nb::class_<Session>(m, "TransportSession", "ffi/transport/session.h over the transport of a name.")
       .def(nb::new_(&MakeSession), nb::arg("transport"), nb::arg("self"), nb::arg("peers"), nb::arg("own"),
            nb::arg("options"), "own: (address, bytes) of each region of this process.")
@@ -225,13 +235,15 @@ void AddTransport(nb::module_& m) {
       .def("accept", &Accept, "The blob for a peer that has sent this offer; ucx only.")
       .def("read", &Read, "Reads (peer, region, offset, bytes, to) and waits; returns how each has ended.")
       .def("alive", &Alive)
-      .def("checks_keys",
-           [](Session& s) {
-             bool checks = false;
-             s.Run([&](Transport& t) { checks = t.capabilities().checks_keys; });
-             return checks;
-           },
-           NoGil(), "Whether the exposing side itself refuses wrong keys and bounds.")
+      .def("way", &Way, "How a connected peer is read, for people; ucx only.")
+      .def(
+          "checks_keys",
+          [](Session& s) {
+            bool checks = false;
+            s.Run([&](Transport& t) { checks = t.capabilities().checks_keys; });
+            return checks;
+          },
+          NoGil(), "Whether the exposing side itself refuses wrong keys and bounds.")
       .def("region_bytes", &Session::RegionBytes)
       .def("counters", [](const Session& s) { return ToDict(s.counters()); })
       .def(

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gear_jax import checkpoint, datasets, external, flax, ops, selectors, sharding, testing
+    from gear_jax import checkpoint, datasets, external, flax, ops, selectors, sharding, testing, transport
     from gear_jax._prefetch import Prefetcher, Staleness, prefetch
     from gear_jax.replay import (
         Handle,
@@ -52,6 +52,7 @@ _MODULES = (
     "sharding",
     "specs",
     "testing",
+    "transport",
     "windows",
 )
 
@@ -78,6 +79,7 @@ __all__ = [
     "selectors",
     "sharding",
     "testing",
+    "transport",
 ]
 
 

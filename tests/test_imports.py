@@ -66,8 +66,12 @@ def test_ops_know_neither_specs_nor_tables():
 
 
 @pytest.mark.parametrize(
-    "code", ["import gear_jax", "import gear_jax.specs", "from gear_jax import TableSpec, Window, specs"]
-)
+    "code",
+    [
+        "import gear_jax", "import gear_jax.specs", "from gear_jax import TableSpec, Window, specs",
+        "import gear_jax.transport; gear_jax.transport.missing('ucx')", "from gear_jax.testing import transports",
+    ],
+)  # fmt: skip
 def test_importing_does_not_import_jax(code):
     check = f"{code}; import sys; assert not {{'jax', 'jaxlib', 'flax'}} & set(sys.modules), 'jax was imported'"
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

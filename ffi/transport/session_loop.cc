@@ -8,7 +8,8 @@ namespace gear_jax::transport {
 namespace {
 
 constexpr uint64_t kChunkBytes = 1 << 20;
-constexpr uint32_t kWindow = 16;
+constexpr uint32_t kWindow = 256;       // chunks, and
+constexpr uint64_t kWindowChunks = 16;  // full ones
 constexpr size_t kPolled = 64;
 constexpr int kPostsInTurn = 64;
 constexpr auto kSpin = std::chrono::microseconds(20);  // before the thread sleeps while something is under way
@@ -27,6 +28,7 @@ SessionLoop::SessionLoop(std::unique_ptr<Transport> transport, int32_t self_, in
       chunk_bytes_(std::max<uint64_t>(1, std::min<uint64_t>({options.chunk == 0 ? kChunkBytes : options.chunk,
                                                              transport_->capabilities().max_read, UINT32_MAX}))),
       window_(options.window == 0 ? kWindow : options.window),
+      window_bytes_(chunk_bytes_ * (options.window == 0 ? kWindowChunks : options.window)),
       state_(static_cast<size_t>(peers_)),
       completions_(kPolled),
       region_bytes_(static_cast<size_t>(peers_)),
@@ -140,7 +142,7 @@ bool SessionLoop::PostTurn() {
 
 bool SessionLoop::PostChunk(int32_t peer) {
   Peer& to = state_[static_cast<size_t>(peer)];
-  if (to.under_way >= window_) return false;
+  if (to.under_way >= window_ || to.bytes_under_way >= window_bytes_) return false;
   const Waiting waiting = to.waiting.front();
   const Piece& piece = waiting.batch->pieces[waiting.piece];
   PieceState& state = waiting.batch->states[waiting.piece];
@@ -162,6 +164,8 @@ bool SessionLoop::PostChunk(int32_t peer) {
     free_chunks_.pop_back();
     chunk.batch = waiting.batch;
     chunk.piece = waiting.piece;
+    chunk.bytes = bytes;
+    to.bytes_under_way += bytes;
     ++state.under_way;
     ++to.under_way;
     ++under_way_;
@@ -183,6 +187,7 @@ bool SessionLoop::Poll() {
     Chunk& chunk = chunks_[slot];
     if (chunk.batch == nullptr || chunk.generation != completions_[i].cookie >> 32) continue;
     Batch* const batch = chunk.batch;
+    state_[static_cast<size_t>(batch->pieces[chunk.piece].peer)].bytes_under_way -= chunk.bytes;
     chunk.batch = nullptr;
     ++chunk.generation;
     free_chunks_.push_back(slot);

@@ -71,12 +71,14 @@ class SessionLoop {
   struct Chunk {
     Batch* batch = nullptr;  // null: free
     uint32_t piece = 0;
+    uint32_t bytes = 0;
     uint32_t generation = 0;  // of the slot, so that a stray completion does not pass for another's
   };
 
   struct Peer {
     std::deque<Waiting> waiting;
     uint32_t under_way = 0;
+    uint64_t bytes_under_way = 0;
     bool connected = false;
     bool was_connected = false;
   };
@@ -108,6 +110,7 @@ class SessionLoop {
   const std::chrono::nanoseconds timeout_;
   const uint64_t chunk_bytes_;
   const uint32_t window_;
+  const uint64_t window_bytes_;
   std::list<std::unique_ptr<Batch>> batches_;  // in the order of their deadlines
   std::vector<Peer> state_;                    // [peers]
   int32_t turn_ = 0;

@@ -11,6 +11,8 @@ std::unique_ptr<Transport> MakeTransport(const std::string& name, const Options&
 }
 
 #ifndef GEAR_JAX_HAS_UCX
+std::string UcxVersion() { return ""; }
+
 std::unique_ptr<Transport> MakeUcx(const Options&, std::string* error) {
   *error =
       "transport \"ucx\": got a build without UCX's headers, wanted one with them. Build again with libucx-cu12>=1.22 "

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "ffi/transport/sealed.h"
@@ -50,6 +51,13 @@ bool ReadsNear() {
 
 std::unique_ptr<Transport> MakeUcx(const Options& options, std::string* error) {
   return UcxTransport::Make(options, error);
+}
+
+std::string UcxVersion() {
+  std::string error;
+  const UcxApi* api = UcxApi::Load(&error);
+  if (api == nullptr) return "";
+  return std::to_string(api->major) + "." + std::to_string(api->minor) + "." + std::to_string(api->release);
 }
 
 std::unique_ptr<UcxTransport> UcxTransport::Make(const Options& options, std::string* error) {
@@ -169,6 +177,12 @@ std::vector<uint8_t> UcxTransport::Accept(int32_t peer, const uint8_t* offer, si
     return {};
   }
   return address_;
+}
+
+std::string UcxTransport::Way(int32_t peer) const {
+  const auto found = connections_.find(peer);
+  if (found == connections_.end()) return "";
+  return found->second->same_host ? "its memory directly" : "UCX";
 }
 
 // ---- Reading
@@ -339,7 +353,11 @@ size_t UcxTransport::Poll(Completion* completions, size_t max) {
 
 void UcxTransport::Wait(double seconds) {
   if (handed_out_ < ended_.size() || !near_.empty()) return;
-  if (api_->ucp_worker_arm(worker_) != UCS_OK) return;  // busy: there is something to poll
+  if (api_->ucp_worker_arm(worker_) != UCS_OK) {
+    // There is something to poll, or to send as soon as the peer has made room: it may be waiting for this very core.
+    std::this_thread::yield();
+    return;
+  }
   pollfd files[2] = {{worker_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
   const double milliseconds = std::min(std::ceil(seconds * 1e3), 1e6);
   poll(files, 2, static_cast<int>(milliseconds));

@@ -45,6 +45,7 @@ class UcxTransport final : public ExposingTransport {
 
   std::string Expose(const std::vector<OwnMemory>& memory, std::vector<RemoteRegion>* regions) override;
   std::vector<uint8_t> Accept(int32_t peer, const uint8_t* offer, size_t bytes, std::string* error) override;
+  std::string Way(int32_t peer) const override;
 
  private:
   // What UCX holds for one peer. It outlives its Disconnect until all of its reads have ended.

@@ -27,8 +27,7 @@ std::string Open(UcxApi* api) {
   }
   GEAR_JAX_UCX_FUNCTIONS(GEAR_JAX_UCX_FIND)
 #undef GEAR_JAX_UCX_FIND
-  unsigned release;
-  api->ucp_get_version(&api->major, &api->minor, &release);
+  api->ucp_get_version(&api->major, &api->minor, &api->release);
   if (api->major != kMajor || api->minor < kMinor) {
     return "libucp.so.0: got UCX " + std::to_string(api->major) + "." + std::to_string(api->minor) +
            ", wanted 1.22 or newer. Run `pip install 'libucx-cu12>=1.22'`, and unset "

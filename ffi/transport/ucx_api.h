@@ -39,7 +39,7 @@ struct UcxApi {
 #define GEAR_JAX_UCX_POINTER(name) decltype(&::name) name = nullptr;
   GEAR_JAX_UCX_FUNCTIONS(GEAR_JAX_UCX_POINTER)
 #undef GEAR_JAX_UCX_POINTER
-  unsigned major = 0, minor = 0;
+  unsigned major = 0, minor = 0, release = 0;
 
   // The library that this process has loaded, else the system's. Null and an error if there is none, or one too old.
   static const UcxApi* Load(std::string* error);

@@ -49,7 +49,12 @@ def parser() -> argparse.ArgumentParser:
         default="cpu",
         help="gpu: the CUDA kernels beside cudaMemcpy, with arguments of its own (--device gpu --help)",
     )
-    add("--workloads", type=names(loads, "--workloads"), default=loads, help=f"some of {','.join(loads)}")
+    add(
+        "--workloads",
+        type=names(loads, "--workloads"),
+        default=loads,
+        help=f"some of {','.join(loads)}; or transport alone, with arguments of its own (--workloads transport --help)",
+    )
     add(
         "--engines",
         type=names(list(ENGINES), "--engines"),
@@ -80,17 +85,24 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _device(argv: Sequence[str]) -> str | None:
-    """What `--device` names; the arguments for a GPU are others than those for the CPU."""
+def _kind(argv: Sequence[str]) -> tuple[str | None, str | None, list[str]]:
+    """What `--device` and `--workloads` name, and the other arguments: some benchmarks have arguments of their own."""
     found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     found.add_argument("--device")
-    return found.parse_known_args(argv)[0].device
+    found.add_argument("--workloads")
+    named, others = found.parse_known_args(argv)
+    return named.device, named.workloads, others
 
 
 def run(argv: Sequence[str] | None = None) -> int:
     """See `gear_jax.bench.main`."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if _device(argv) == "gpu":
+    device, named, others = _kind(argv)
+    if named == "transport" and device in (None, "cpu"):
+        from gear_jax.bench.transport import run as run_transport
+
+        return run_transport(others)
+    if device == "gpu":
         from gear_jax.bench.gpu.cli import run as run_on_gpu  # a process of its own, and jax in it
 
         return run_on_gpu(argv)

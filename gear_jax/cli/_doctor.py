@@ -8,7 +8,7 @@ import re
 import sys
 
 import gear_jax
-from gear_jax.cli import _doctor_gpu, _trial
+from gear_jax.cli import _doctor_gpu, _doctor_transport, _trial
 from gear_jax.cli._output import table
 
 _REQUIRED = ("jax", "jaxlib", "flax", "orbax-checkpoint", "tensorstore", "etils", "numpy")
@@ -18,6 +18,7 @@ EXTRAS = {
     "cuda": ("cupy-cuda13x>=13.6",),
     "datasets": ("h5py>=3.11", "minari[hdf5,arrow]>=0.5.3", "gymnasium[mujoco]>=1.2", "tqdm>=4.66"),
     "examples": ("optax>=0.2.5", "matplotlib>=3.9", "tqdm>=4.66"),
+    "rdma": ("libucx-cu12>=1.22",),
     "bench": ("flashbax>=0.1.3", "cpprb>=11.0", "matplotlib>=3.9"),
 }
 _HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -32,16 +33,19 @@ assert bool(sample.valid.all()) and bool(((sample.data["x"] == 1) == sample.mask
 
 
 def run() -> int:
-    """Prints the report; returns 0 if the CPU path works, and the GPU's where it can be tried, else 1."""
+    """Prints the report; returns 0 if the CPU path works, and the GPU's and remote reads where they can be tried, else
+    1."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU may be at work, and is tried below
     cpu_problem = _cpu_problem()
     gpu, gpu_problem, gpu_tried = _doctor_gpu.report()
+    remote, remote_problem = _doctor_transport.report()
     parts = [
         ("System", table(_system())),
         ("Packages", table(_packages())),
         ("Devices", table(_devices())),
         ("Libraries", table([("CPU", _cpu_library()), ("CUDA", _cuda_library())])),
         ("GPU", table(gpu)),
+        ("Remote reads", table(remote)),
         ("Optional packages", _extras()),
     ]
     for title, text in parts:
@@ -51,7 +55,9 @@ def run() -> int:
         print(f"The GPU path does NOT work: {gpu_problem}")
     elif gpu_tried:
         print("The GPU path works: " + _DONE.replace("table", "table in pinned_host"))
-    return 1 if cpu_problem or gpu_problem else 0
+    if remote_problem:
+        print(f"Remote reads do NOT work: {remote_problem}")
+    return 1 if cpu_problem or gpu_problem or remote_problem else 0
 
 
 def _system() -> list[tuple[str, str]]:

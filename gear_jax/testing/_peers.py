@@ -56,18 +56,20 @@ class Peers:
       environment: variables of all processes, this one included while sessions are made.
       options: of the transport.
       host: by which the processes reach each other.
+      start_timeout: seconds that they may take to come together.
     """
 
     def __init__(
         self, transport: str | None, sizes: Sequence[int], processes: int = 2, *, deadline: float = 10.0,
         environment: dict[str, str] | None = None, options: dict[str, Any] | None = None, host: str = "127.0.0.1",
+        start_timeout: float = SECONDS,
     ):  # fmt: skip
         self._secret = secrets.token_bytes(32)
         self._addresses = [(host, port) for port in free_ports(processes)]
         self._environment = environment or {}
         self._job = {
             "addresses": self._addresses, "secret": self._secret.hex(), "transport": transport, "sizes": list(sizes),
-            "deadline": deadline, "options": options or {}, "start_timeout": SECONDS,
+            "deadline": deadline, "options": options or {}, "start_timeout": start_timeout,
         }  # fmt: skip
         self._processes: dict[int, subprocess.Popen[str]] = {}
         self.memory = [pattern(0, i, size) for i, size in enumerate(sizes)]

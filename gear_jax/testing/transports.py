@@ -177,6 +177,28 @@ def check_stopped(make: Callable[..., Peers]) -> None:
         _comes_back(peers, 1, MEBIBYTE)
 
 
+def check_late_answers(make: Callable[..., Peers]) -> None:
+    """What a peer answers after the deadline is written nowhere: the memory may be another's by then."""
+    size = 16 * MEBIBYTE
+    with make((size,), deadline=0.5) as peers:
+        to = np.zeros(size, np.uint8)
+        pieces = [(1, 0, at, MEBIBYTE // 2, to.ctypes.data + at) for at in range(0, size, MEBIBYTE // 2)]
+        for pause in (0.0, 0.001, 0.003):
+            reader = threading.Thread(target=peers.session._native.read, args=(pieces,), daemon=True)
+            reader.start()
+            time.sleep(pause)
+            peers.signal(1, signal.SIGSTOP)
+            try:
+                reader.join(SECONDS)
+                assert not reader.is_alive(), "reads of a stopped process do not end"
+                to[:] = 0xA5
+            finally:
+                peers.signal(1, signal.SIGCONT)
+            time.sleep(0.2)
+            _comes_back(peers, 1, MEBIBYTE)
+            assert (to == 0xA5).all(), "an answer came late and was written"
+
+
 def check_close(make: Callable[..., Peers]) -> None:
     """Closing while others read: each read ends, once, and the session reads no more."""
     with make((4 * MEBIBYTE,)) as peers:

@@ -32,6 +32,13 @@ def missing(options: dict[str, Any]) -> str:
     return library.transport_missing("ucx", options)
 
 
+def version() -> str:
+    """The version of the library; "": there is none that can be used."""
+    _load()
+    library: Any = _native.load("cpu")
+    return library.ucx_version()
+
+
 def expose(native: Any, memory: list[tuple[int, int]], options: dict[str, Any]) -> "_UcxExposer":
     """See `Kind`."""
     del options  # the worker was made with them

@@ -10,7 +10,7 @@ import pytest
 
 import gear_jax
 from gear_jax import _native, cli
-from gear_jax.cli import _doctor, _doctor_gpu
+from gear_jax.cli import _doctor, _doctor_gpu, _doctor_transport
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def works(monkeypatch):
     """The trials are skipped: other tests run them."""
     monkeypatch.setattr(_doctor, "_cpu_problem", lambda: None)
     monkeypatch.setattr(_doctor_gpu, "report", lambda: ([("GPU", "none")], None, False))
+    monkeypatch.setattr(_doctor_transport, "report", lambda: ([("ucx", "none")], None))
 
 
 def report(capsys, *, status=0):
@@ -31,6 +32,11 @@ def test_whole_report_with_a_real_trial(capsys):
         assert part in text
     assert f"{jax.device_count()} x " in text
     assert "missing" not in text.split("Optional packages")[0]
+
+
+def test_remote_reads_that_fail(capsys, monkeypatch, works):
+    monkeypatch.setattr(_doctor_transport, "report", lambda: ([("ucx", "none")], "no such luck"))
+    assert "Remote reads do NOT work: no such luck" in report(capsys, status=1)
 
 
 def test_cpu_path_that_fails(capsys, monkeypatch):

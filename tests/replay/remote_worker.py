@@ -190,7 +190,7 @@ def killed(job, folder):
         state, sample = replay.sample(state, jax.random.key(i), BATCH)
         jax.block_until_ready(sample)
         seconds = time.monotonic() - begin
-        assert seconds < 5, f"a sample took {seconds} s"
+        assert seconds < 5 or i == 1, f"a sample took {seconds} s"  # the first one compiles
         check(sample)
         slot, valid = np.asarray(sample.handles.slot), np.asarray(sample.valid)
         probability = np.asarray(sample.probability)

@@ -1,9 +1,12 @@
 """Each transport keeps the contract: real processes, over TCP and over shared memory."""
 
+import signal
+
 import pytest
 
 from gear_jax import transport
 from gear_jax.testing import transports
+from gear_jax.testing._peers import Peers, pattern
 
 WAYS = {
     "tcp": {"UCX_TLS": "tcp,self"},
@@ -23,3 +26,18 @@ def ucx():
 @pytest.mark.parametrize("check", transports.CHECKS)
 def test_ucx(check, way):
     transports.check(check, "ucx", WAYS[way])
+
+
+def test_processes_of_one_host_read_each_other_directly():
+    """The peer takes no part: it stands still meanwhile."""
+    with Peers("ucx", (1 << 20,)) as peers:
+        if peers.session._native.way(1) != "its memory directly":
+            pytest.skip("this process may not trace its children")
+        peers.signal(1, signal.SIGSTOP)
+        try:
+            assert (peers.session.read(1, 0, 0, 1 << 20) == pattern(1, 0, 1 << 20)).all()
+        finally:
+            peers.signal(1, signal.SIGCONT)
+    for list_, way in (("tcp,self", "UCX"), ("^cma", "UCX"), ("^sysv,cuda_copy", "its memory directly")):
+        with Peers("ucx", (1,), environment={"UCX_TLS": list_}) as peers:
+            assert peers.session._native.way(1) == way, list_

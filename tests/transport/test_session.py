@@ -1,0 +1,206 @@
+"""How sessions come together, what they refuse, and what they leave behind."""
+
+import concurrent.futures
+import contextlib
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gear_jax import transport
+from gear_jax.testing._peers import free_ports
+from gear_jax.transport import Job, Session, TransportError, _control, _kinds
+
+SECRET = b"s" * 32
+MEMORY = np.arange(1000, dtype=np.int32)
+
+
+@pytest.fixture(autouse=True)
+def ucx():
+    if why := transport.missing("ucx"):
+        pytest.skip(f"no UCX here: {why}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    def mine():
+        return {t for t in threading.enumerate() if t.name.startswith("gear_jax-")}
+
+    before, listening = mine(), dict(_control._listeners)
+    yield
+    until = time.monotonic() + 10
+    while mine() - before or _control._listeners != listening:
+        assert time.monotonic() < until, mine() - before
+        time.sleep(0.01)
+
+
+def jobs(n=2, secrets=None):
+    addresses = [("127.0.0.1", port) for port in free_ports(n)]
+    return [Job(i, addresses, (secrets or {}).get(i, SECRET)) for i in range(n)]
+
+
+def start(all_jobs, regions=None, **options):
+    """The sessions of all, made at once as in processes of their own; or the error of each that has one."""
+    arguments = {"start_timeout": 20.0, "number": 0, "transport": "ucx", **options}
+
+    def make(job):
+        own = {name: value.get(job.rank) if isinstance(value, dict) else value for name, value in arguments.items()}
+        return Session(job, (regions or {}).get(job.rank, [MEMORY + job.rank]), **own)
+
+    with concurrent.futures.ThreadPoolExecutor(len(all_jobs)) as pool:
+        made = [pool.submit(make, job) for job in all_jobs]
+    return [f.exception() or f.result() for f in made]
+
+
+@contextlib.contextmanager
+def open_sessions(*args, **options):
+    sessions = start(*args, **options)
+    try:
+        for s in sessions:
+            if isinstance(s, BaseException):
+                raise s
+        yield sessions
+    finally:
+        for s in sessions:
+            if isinstance(s, Session):
+                s.close()
+
+
+def errors(*args, **options):
+    sessions = start(*args, **options)
+    for s in sessions:
+        if isinstance(s, Session):
+            s.close()
+    return [str(s) for s in sessions if isinstance(s, TransportError)]
+
+
+def test_all_read_all():
+    with open_sessions(jobs(3)) as sessions:
+        for s in sessions:
+            assert s.transport == "ucx" and s.number == 0 and s.alive.tolist() == [True] * 3
+            for peer in range(3):
+                got = s.read(peer, 0, 40, 400).view(np.int32)
+                np.testing.assert_array_equal(got, np.arange(10, 110) + peer)
+                assert s.region_bytes(peer, 0) == MEMORY.nbytes
+            assert s.region_bytes(0, 1) == s.region_bytes(3, 0) == 0
+            counters = s.counters()
+            assert counters["reads"] == 2 and counters["bytes"] == 800 and counters["wait_seconds"] > 0
+            assert {counters[k] for k in ("refused", "timeouts", "lost", "losses", "reconnects")} == {0}
+
+
+def test_a_job_of_one():
+    with open_sessions(jobs(1)) as (s,):
+        np.testing.assert_array_equal(s.read(0, 0, 0, MEMORY.nbytes).view(np.int32), MEMORY)
+        with pytest.raises(TransportError, match="Read within") as e:
+            s.read(0, 0, 1, MEMORY.nbytes)
+        assert e.value.status == "refused"
+
+
+def test_no_regions_and_empty_ones():
+    with open_sessions(jobs(), {0: [], 1: []}) as (a, _):
+        assert a.region_bytes(1, 0) == 0
+    with open_sessions(jobs(), {0: [MEMORY[:0]], 1: [(0, 0)]}) as (a, b):
+        assert a.read(1, 0, 0, 0).size == b.read(0, 0, 0, 0).size == 0
+
+
+def test_addresses_are_regions_too():
+    with open_sessions(jobs(), {1: [(MEMORY.ctypes.data + 4, 8)]}) as (a, _):
+        assert a.read(1, 0, 0, 8).view(np.int32).tolist() == [1, 2]
+
+
+def test_the_wrong_secret():
+    found = errors(jobs(secrets={1: b"t" * 32}), start_timeout=3.0)
+    assert len(found) == 2 and all("secret" in text for text in found)
+
+
+def test_a_missing_process_is_named():
+    (first, _) = jobs()
+    (text,) = errors([first], start_timeout=0.5)
+    assert "process 1 at 127.0.0.1" in text and "Start all processes" in text
+
+
+def test_processes_must_agree():
+    found = errors(jobs(), {0: [MEMORY], 1: [MEMORY, MEMORY]}, start_timeout=3.0)
+    assert found and "regions of process" in found[0]
+    found = errors(jobs(), number={0: 0, 1: 1}, start_timeout=1.0)
+    assert len(found) == 2 and all("it has not got so far" in text for text in found)
+
+
+def test_the_job_uses_what_all_can(monkeypatch):
+    monkeypatch.setattr(_kinds, "KINDS", ("ucx",))
+    with open_sessions(jobs(), transport={0: None, 1: "ucx"}) as sessions:
+        assert [s.transport for s in sessions] == ["ucx", "ucx"]
+
+
+def test_a_restarted_process_is_taken_back_though_another_is_gone():
+    all_jobs = jobs(3)
+    a, b, c = start(all_jobs, deadline=1.0)
+    try:
+        b.close()
+        c.close()
+        until = time.monotonic() + 10
+        while a.alive.tolist() != [True, False, False]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with pytest.raises(TransportError, match="connected again when it is back") as e:
+            a.read(1, 0, 0, 4)
+        assert e.value.status == "lost"
+        (b,) = start([all_jobs[1]])
+        assert isinstance(b, Session), b
+        assert b.alive.tolist() == [True, True, False]
+        while not a.alive[1]:
+            assert time.monotonic() < until + 10
+            time.sleep(0.01)
+        assert a.read(1, 0, 0, 4).view(np.int32)[0] == 1
+        assert a.counters()["reconnects"] == 1 and a.counters()["losses"] == 2
+    finally:
+        for s in (a, b, c):
+            s.close()
+
+
+def test_closing_twice_and_reading_after():
+    with open_sessions(jobs()) as (a, _):
+        a.close()
+        a.close()
+        with pytest.raises(TransportError, match="Make a new session") as e:
+            a.read(1, 0, 0, 4)
+        assert e.value.status == "closed"
+
+
+def test_many_sessions_leave_no_descriptors():
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    with open_sessions(jobs()):
+        pass
+    time.sleep(0.2)
+    before = descriptors()
+    for _ in range(20):
+        with open_sessions(jobs()) as (a, _):
+            a.read(1, 0, 0, 4)
+    until = time.monotonic() + 10
+    while descriptors() > before:
+        assert time.monotonic() < until, (before, descriptors())
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("regions", "options", "error", "match"),
+    [
+        ([MEMORY[::2]], {}, ValueError, "C-contiguous"),
+        (["abc"], {}, TypeError, r"regions\[0\]"),
+        ([(1, -1)], {}, TypeError, r"regions\[0\]"),
+        ([MEMORY], {"deadline": 0.0}, ValueError, "deadline"),
+        ([MEMORY], {"on_loss": "cry"}, ValueError, "on_loss"),
+        ([MEMORY], {"transport": "pigeon"}, ValueError, "pigeon"),
+        ([MEMORY], {"speed": 1}, ValueError, "speed"),
+    ],
+)
+def test_arguments_are_checked(regions, options, error, match):
+    with pytest.raises(error, match=match):
+        Session(jobs(1)[0], regions, **options)
+    with pytest.raises(ValueError, match="offset"):
+        with open_sessions(jobs(1)) as (s,):
+            s.read(0, 0, -1, 4)
