@@ -48,7 +48,7 @@ class Remote:
             raise value_error("on_loss", got=repr(self.on_loss), wanted=f"one of {ON_LOSS}", fix="Leave it out.")
 
     def attributes(self) -> dict[str, Any]:
-        """Those of the handlers (ffi/rdma_call.h)."""
+        """Those of the handlers (ffi/rdma_operands.h)."""
         return {
             "session": np.int64(self.session),
             "peers": np.asarray(self.peers, np.int64),
