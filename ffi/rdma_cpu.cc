@@ -10,7 +10,7 @@
 #include "ffi/completions.h"
 #include "ffi/cpu.h"
 #include "ffi/handlers.h"
-#include "ffi/rdma_call.h"
+#include "ffi/rdma_operands.h"
 #include "ffi/rdma_flights.h"
 
 namespace gear_jax {

@@ -48,7 +48,7 @@ class Remote:
             raise value_error("on_loss", got=repr(self.on_loss), wanted=f"one of {ON_LOSS}", fix="Leave it out.")
 
     def attributes(self) -> dict[str, Any]:
-        """Those of the handlers (ffi/rdma_call.h)."""
+        """Those of the handlers (ffi/rdma_operands.h)."""
         return {
             "session": np.int64(self.session),
             "peers": np.asarray(self.peers, np.int64),
@@ -86,8 +86,8 @@ def rdma_read(
     """
     _check_remote("rdma_read", remote)
     leaves, tree = jax.tree.flatten(fields)
-    got, here, ticket = _read(remote)(_registry.ticket(ticket), leaves, jax.tree.leaves(after))
-    return tree.unflatten(got), here, ticket
+    got, here, last = _read(remote)(_registry.ticket(ticket), leaves, jax.tree.leaves(after))
+    return tree.unflatten(got), here, last
 
 
 def rdma_fetch(

@@ -48,6 +48,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
 
     state = receive(config, state)
     version = _limits.versions(config, state, version, k)
+    assert state.streams is not None
     opened = Streams(config.held(state.streams.slot), state.streams.length)
     if config.axis is not None:  # of the streams, this device has those that follow each other
         stream = stream - _axis.index(config.axis) * np.int32(config.streams)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 from typing import Any
 
 import jax
@@ -101,6 +102,7 @@ class Connected:
         state = self._calls.placed(state)
         state = state.replace(remote=_rebuilt(self._remote_table(), state.replace(columns=None), new_incarnation()))
         self._link.connect(_remote.regions(state))
+        self._note_exposed(state)
         return state
 
     def close(self) -> None:
@@ -117,6 +119,24 @@ class Connected:
         `lost_rows`, `refused_rows` (`gear_jax.ops.rdma_counters`).
         """
         return {} if self._link is None else self._link.counters()
+
+    def _check_exposed(self, name: str, state: ReplayState) -> None:
+        """Raises a ValueError if others would read something else than this state: before it is consumed."""
+        link = self._link
+        assert link is not None and state.remote is not None
+        if link.session is not None and link.last is not None and link.last() is state.remote.record:
+            return  # what the last call returned: nothing to look at, nothing to wait for
+        if not link.exposes(_remote.regions(state)):
+            raise value_error(
+                f"{name}: state", got="one that other processes do not read" if link.session else "a closed replay",
+                wanted="the state that init, connect or the last call returned",
+                fix="Call state = replay.connect(state); in jitted steps of your own donate the state.",
+            )  # fmt: skip
+
+    def _note_exposed(self, state: ReplayState) -> None:
+        """Remembers a state whose arrays are those that are exposed."""
+        assert self._link is not None and state.remote is not None
+        self._link.last = weakref.ref(state.remote.record)
 
     def _remote_table(self) -> RemoteTable:
         assert self.config.remote is not None

@@ -84,6 +84,7 @@ def write_steps(config: Config, state: ReplayState, slot, values, lengths, start
     """
     if config.remote is None:
         return ops.scatter(state.columns, slot, values, lengths, starts, rows=rows, ticket=state.ticket), state
+    assert state.remote is not None
     _, generation, ticket = read_rows(state, slot)
     value = generation + generation
     value = value + np.uint32(2) if whole is None else jnp.where(whole, value, value - np.uint32(1))

@@ -27,7 +27,8 @@ class Alone:
     transport: str = "memory"
 
     def __post_init__(self):
-        _native.load("cpu").add_memory_reader(self.number, 0, [list(self.regions)])
+        library: Any = _native.load("cpu")
+        library.add_memory_reader(self.number, 0, [list(self.regions)])
 
     @property
     def alive(self) -> np.ndarray:
@@ -37,7 +38,8 @@ class Alone:
         return {}
 
     def close(self) -> None:
-        _native.load("cpu").remove_reader(self.number)
+        library: Any = _native.load("cpu")
+        library.remove_reader(self.number)
 
 
 class Link:
@@ -71,6 +73,8 @@ class Link:
             self.rank, self.processes = 0, 1
         self.number = next(_numbers)
         self.session: Session | Alone | None = None
+        self.last: weakref.ref[jax.Array] | None = None  # an array of the state that was last seen to be exposed
+        self._regions: list[tuple[int, int]] = []
         self._end: Any = None
 
     def connect(self, arrays: Sequence[jax.Array]) -> None:
@@ -80,8 +84,7 @@ class Link:
           TransportError: if a process is missing, or they do not agree.
         """
         self.close()
-        jax.block_until_ready(list(arrays))
-        regions = [(x.unsafe_buffer_pointer() if x.nbytes else 0, x.nbytes) for x in arrays]
+        self._regions = regions = _regions(arrays)
         if self.processes == 1:
             self.session = Alone(self.number, regions)
         else:
@@ -90,6 +93,12 @@ class Link:
             options: Any = {"deadline": self._deadline, "on_loss": self.on_loss, "number": self.number}
             self.session = Session(self._job, regions, self._transport, **options)
         self._end = weakref.finalize(self, self.session.close)
+
+    def exposes(self, arrays: Sequence[Any]) -> bool:
+        """Whether these are the arrays that the session exposes; waits until they are there."""
+        if self.session is None or not all(isinstance(x, jax.Array) for x in arrays):
+            return False
+        return _regions(arrays) == self._regions
 
     def close(self) -> None:
         """Exposes nothing any more."""
@@ -101,6 +110,12 @@ class Link:
         """What has happened on the way: see `Replay.counters`."""
         of_session = {} if self.session is None else self.session.counters()
         return {**of_session, **ops.rdma_counters(self.number)}
+
+
+def _regions(arrays: Sequence[jax.Array]) -> list[tuple[int, int]]:
+    """Address and bytes of each; after all that is still to be written to them."""
+    jax.block_until_ready(list(arrays))
+    return [(x.unsafe_buffer_pointer() if x.nbytes else 0, x.nbytes) for x in arrays]
 
 
 def new_incarnation() -> np.ndarray:

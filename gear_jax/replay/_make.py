@@ -474,7 +474,13 @@ class Replay(Connected):
     def _run(self, name: str, function, state, *args) -> Any:
         """Calls `function(config, state, *args)`, which returns the next state and something beside it."""
         check_type(name, state)
-        return self._calls.run(name, function, state, *args)
+        if self._link is None or traced(state.ticket, *jax.tree.leaves(args)):
+            return self._calls.run(name, function, state, *args)
+        check_alive(name, state)
+        self._check_exposed(name, state)
+        state, result = self._calls.run(name, function, state, *args)
+        self._note_exposed(state)
+        return state, result
 
 
 _done = jax.jit(_sample.done)

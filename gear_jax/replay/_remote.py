@@ -198,13 +198,13 @@ def received(remote: RemoteTable, state: Any) -> tuple[Any, jax.Array, jax.Array
     incarnation = jnp.max(jnp.where(good, got[..., 1], np.uint32(0)), 1)
     seen = state.remote.seen
     base = jnp.where(seen[:, 0] == incarnation, seen[:, 1], np.uint32(0))
-    # Entry k of an outbox is at place k - 1 mod R: from the one behind the last that was seen they are in order.
-    order = (base[:, None] + jnp.arange(OUTBOX, dtype=jnp.uint32)[None]) % np.uint32(OUTBOX)
-    got = jnp.take_along_axis(got, order.astype(jnp.int32)[..., None], 1)
-    good = jnp.take_along_axis(good, order.astype(jnp.int32), 1)
     ahead = jax.lax.bitcast_convert_type(got[..., 0] - base[:, None], jnp.int32)
     new = good & (ahead > 0)
     furthest = jnp.max(jnp.where(new, ahead, 0), 1).astype(jnp.uint32)
+    # Entry k of an outbox is at place k - 1 mod R: from the one behind the last entry on they are in order.
+    order = ((base + furthest)[:, None] + jnp.arange(OUTBOX, dtype=jnp.uint32)[None]) % np.uint32(OUTBOX)
+    got = jnp.take_along_axis(got, order.astype(jnp.int32)[..., None], 1)
+    new = jnp.take_along_axis(new, order.astype(jnp.int32), 1)
     missed = jnp.sum(furthest - jnp.sum(new, 1, dtype=jnp.uint32), dtype=jnp.uint32)
     known = jnp.where((furthest > 0)[:, None], jnp.stack([incarnation, base + furthest], -1), seen)
     state = state.replace(

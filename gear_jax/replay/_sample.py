@@ -67,18 +67,19 @@ def _sample_together(config: Config, state: ReplayState, key: jax.Array, batch_s
 def _sample_remote(config: Config, state: ReplayState, key: jax.Array, batch_size: int, out: Any):
     """A sample out of the tables of all processes of a job."""
     remote = config.remote
-    assert remote is not None
+    assert remote is not None and state.remote is not None
     if out is not None:
         raise value_error(
             "out", got="a sample to take the memory of", wanted="None with exchange='rdma': each sample is new",
             fix="Leave it out.",
         )  # fmt: skip
+    stamp = state.remote.stamp
     state, chosen, drawn = _draw(config, state, key, batch_size)
     held = np.int32(config.partitions * config.slots)
     slot, anchor, length = drawn["handles"].slot, drawn["anchor"], drawn["length"]
     shard = jnp.where(slot >= 0, slot // held, -1)
     data, mask, valid, ticket = ops.rdma_fetch(
-        remote.rows, state.columns, state.remote.stamp, shard, jnp.where(slot >= 0, slot % held, -1), anchor, length,
+        remote.rows, state.columns, stamp, shard, jnp.where(slot >= 0, slot % held, -1), anchor, length,
         config.window_tree, drawn["handles"].generation, ticket=state.ticket, after=chosen,
     )  # fmt: skip
     return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **_kept(valid, drawn))

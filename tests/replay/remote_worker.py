@@ -190,7 +190,7 @@ def killed(job, folder):
         state, sample = replay.sample(state, jax.random.key(i), BATCH)
         jax.block_until_ready(sample)
         seconds = time.monotonic() - begin
-        assert seconds < 5, f"a sample took {seconds} s"
+        assert seconds < 5 or i == 1, f"a sample took {seconds} s"  # the first one compiles
         check(sample)
         slot, valid = np.asarray(sample.handles.slot), np.asarray(sample.valid)
         probability = np.asarray(sample.probability)
@@ -250,10 +250,11 @@ def stress(job, folder, fetches=None):
             if i == min(fetches // 10, 200):
                 first = descriptors(), memory()
         done.touch()
-        print(f"whole={whole} rejected={rejected} mixed={mixed} first={first} last={(descriptors(), memory())}", flush=True)
+        last = descriptors(), memory()
+        print(f"whole={whole} rejected={rejected} mixed={mixed} first={first} last={last}", flush=True)
         print(replay.counters(), flush=True)
         assert mixed == 0 and whole > 0
-        assert descriptors() == first[0] and memory() < first[1] + 64, (first, descriptors(), memory())
+        assert last[0] == first[0] and last[1] < first[1] + 64, (first, last)
     step(state)
     replay.close()
 
@@ -272,13 +273,13 @@ def restored(job, folder):
     if job.rank == 1:
         checkpoint.save(folder / "part1", 1, state, replay)
         state = checkpoint.restore(folder / "part1", replay)
-        try:
-            jax.block_until_ready(replay.sample(state, jax.random.key(1), BATCH)[1])
-        except (jax.errors.JaxRuntimeError, ValueError) as e:
-            assert "replay.connect(state)" in str(e), e
-            state = checkpoint.restore(folder / "part1", replay)
-        else:
-            raise AssertionError("a state that is not exposed was sampled")
+        for call in (replay.sample, jax.jit(replay.sample, static_argnums=2)):
+            try:
+                jax.block_until_ready(call(state, jax.random.key(1), BATCH)[1])
+            except (jax.errors.JaxRuntimeError, ValueError) as e:
+                assert "replay.connect(state)" in str(e), e
+            else:
+                raise AssertionError("a state that is not exposed was sampled")
         state = replay.connect(state)
     step(state)
     wait_for(lambda: replay.session.alive.all())

@@ -1,4 +1,4 @@
-#include "ffi/rdma_call.h"
+#include "ffi/rdma_operands.h"
 
 #include <algorithm>
 #include <sstream>

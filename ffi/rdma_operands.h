@@ -1,6 +1,6 @@
 // The operands, results and attributes of `gear_rdma_read`, `gear_rdma_fetch` and its two halves.
-#ifndef GEAR_JAX_FFI_RDMA_CALL_H_
-#define GEAR_JAX_FFI_RDMA_CALL_H_
+#ifndef GEAR_JAX_FFI_RDMA_OPERANDS_H_
+#define GEAR_JAX_FFI_RDMA_OPERANDS_H_
 
 #include <cstdint>
 #include <memory>
@@ -81,4 +81,4 @@ auto BindRdmaFetchAttributes(Binding&& binding) {
 
 }  // namespace gear_jax
 
-#endif  // GEAR_JAX_FFI_RDMA_CALL_H_
+#endif  // GEAR_JAX_FFI_RDMA_OPERANDS_H_
