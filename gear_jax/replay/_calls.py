@@ -122,9 +122,6 @@ class Calls:
                 name, got="a table over a mesh", wanted="one on a single device",
                 fix="Use sample: in one program XLA overlaps it with what does not depend on it.",
             )  # fmt: skip
-        if name == "add" and len(args) > 3:
-            fix = "Leave rows out, and pass the rows themselves."
-            raise value_error("add: rows", got="rows of a table over a mesh", wanted="None there", fix=fix)
         # XLA crashes on arrays without elements over several devices.
         if name == "append" and np.size(args[0]) == 0:
             # The step of no stream is the same: the clock goes on.

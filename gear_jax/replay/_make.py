@@ -237,8 +237,12 @@ class Replay:
         """
         if not isinstance(lengths, jax.Array):  # jit would cut a NumPy int64 before we see it
             lengths = int32("lengths", lengths)
-        picked = () if rows is None else (int32("rows", rows),)
-        return self._run("add", _insert.add, state, trajectories, lengths, priorities, *picked)
+        if rows is None:
+            return self._run("add", _insert.add, state, trajectories, lengths, priorities)
+        if self.placement is not None:
+            fix = "Leave rows out, and pass the rows themselves."
+            raise value_error("add: rows", got="rows of a table over a mesh", wanted="None there", fix=fix)
+        return self._run("add", _insert.add, state, trajectories, lengths, priorities, int32("rows", rows))
 
     def append(self, state: ReplayState, stream: Any, step: Any, done: Any) -> tuple[ReplayState, Handle]:
         """Appends one step to each of K streams.
