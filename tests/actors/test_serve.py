@@ -84,9 +84,9 @@ def test_a_learner_that_is_killed_keeps_nobody_waiting(shm):
         killer = threading.Timer(0.3, learner.kill)
         killer.start()
         start = time.monotonic()
-        with pytest.raises(RingTimeoutError, match="act: timeout: got a learner .* that is dead"):
+        with pytest.raises(RingTimeoutError, match=r"act: timeout: got a learner .* that is dead"):
             writer.act({"seen": np.zeros(2, np.float32)}, timeout=1.5)
-        with pytest.raises(RingTimeoutError, match="begin: timeout: got a learner .* that is dead"):
+        with pytest.raises(RingTimeoutError, match=r"begin: timeout: got a learner .* that is dead"):
             writer.append({"x": 2, "actor": 0}, timeout=0.3)
         assert 1.7 < time.monotonic() - start < 20
         killer.join()
