@@ -131,7 +131,8 @@ class Writer:
           The number of the commit: 1 for the first one on the ring, over all actors.
 
         Raises:
-          ValueError: if there is nothing to commit, or more than T steps; the slot stays open.
+          ValueError, TypeError: if there is nothing to commit, or more than T steps, or for what is no such number; the
+            slot stays open.
           RingClosedError: if the learner has closed the ring.
         """
         length = self.length if length is None else length
@@ -141,9 +142,13 @@ class Writer:
             raise value_error("commit: length", got=got, wanted=f"1 to T = {self.ring.steps} steps", fix=fix)
         self._check_closed(self.ring.closed)
         flags = 0 if priority is None else _HAS_PRIORITY
-        number = self._actor.commit(
-            self._slot, length, flags, 0.0 if priority is None else float(priority), version, checksum
-        )
+        try:
+            value = 0.0 if priority is None else float(priority)
+            number = self._actor.commit(self._slot, length, flags, value, version, checksum)
+        except (TypeError, ValueError):
+            got = f"length {length!r}, priority {priority!r}, version {version!r}, checksum {checksum!r}"
+            wanted = "an integer, a number or None, an int64, a uint64"
+            raise type_error("commit", got=got, wanted=wanted, fix="Convert them; the slot is still open.") from None
         self._slot, self.length, self._views = None, 0, []
         return number
 

@@ -141,6 +141,20 @@ def test_they_end_with_a_pool_that_is_killed(ring):
     until(lambda: all(map(gone, pids)))
 
 
+_LEAVE = """
+import sys
+from gear_jax.actors import ActorPool, open_ring
+pool = ActorPool([sys.executable, "-c", "import time; time.sleep(60)"], sys.argv[1])
+print(*pool.pids, flush=True)
+"""
+
+
+def test_commands_end_with_a_program_that_comes_to_its_end(ring):
+    run = subprocess.run([sys.executable, "-c", _LEAVE, ring.path], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and not run.stderr
+    until(lambda: all(gone(int(pid)) for pid in run.stdout.split()))
+
+
 _SCRIPT = """
 import sys
 from gear_jax.actors import ActorPool

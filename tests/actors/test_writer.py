@@ -141,6 +141,18 @@ def test_longer_than_the_table_takes(ring, step):
             writer.commit()
 
 
+@pytest.mark.parametrize(
+    "options", [{"version": 2**63}, {"version": 1.5}, {"checksum": -1}, {"length": 1.0}, {"priority": "x"}]
+)
+def test_what_is_no_number(ring, step, options):
+    with Writer(ring) as writer:
+        writer.append(step(1))
+        with pytest.raises(TypeError, match=f"commit: got .*{next(iter(options))}.*wanted an integer"):
+            writer.commit(**options)
+        assert writer.length == 1
+        assert writer.commit(np.int32(1), np.float32(2), np.int64(-3), np.uint64(4)) == 1
+
+
 def test_back_pressure(ring, step):
     with Writer(ring, timeout=0.1) as writer:
         for _ in range(3):
