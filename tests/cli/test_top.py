@@ -63,7 +63,7 @@ def test_a_ring_once(capsys):
 
 
 def test_nothing_is_said_to_be_nothing(monkeypatch, capsys):
-    monkeypatch.setattr("gear_jax.actors._clean.rings", lambda: [])
+    monkeypatch.setattr("gear_jax.actors._clean.rings", list)
     assert cli.main(["top", "--once"]) == 0
     assert "nothing to show: no ring of actors, and no process" in capsys.readouterr().out
 
