@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ffi/actors/ring.h"
+#include "ffi/actors/steps.h"
 
 namespace nb = nanobind;
 
@@ -147,6 +148,9 @@ void AddActor(nb::module_& m) {
       .def("ask", &Actor::Ask)
       .def("await_answer", &Actor::AwaitAnswer, Released())
       .def("leave", &Actor::Leave);
+  nb::class_<actors::Steps>(m, "Steps")
+      .def(nb::init<const std::vector<std::string>&, nb::list>())
+      .def("write", &actors::Steps::Write);
 }
 
 void AddLearner(nb::module_& m) {

@@ -206,7 +206,8 @@ class Ingest:
     def _add(self, state: ReplayState, found: Drained) -> tuple[ReplayState, Handle]:
         n = len(found.slot)
         a = bucket(n, self.ring.actors * self.ring.slots, self._devices)
-        at = places(n, a, self._counts["drains"] if self._replay.config.partitions > 1 else 0)
+        # With one partition any rows will do.
+        at = places(n, a, self._counts["drains"]) if self._replay.config.partitions > 1 else np.arange(n)
         rows, lengths = np.zeros(a, np.int32), np.zeros(a, np.int32)
         rows[at], lengths[at] = found.slot, np.where(found.admitted, found.length, 0)
         priorities = None
@@ -219,14 +220,22 @@ class Ingest:
             versions = np.zeros(a, np.int64)
             versions[at] = found.version
         if self._copy:
-            values = [column[rows] for column in self.ring.columns]
-            tree = self._replay.config.tree.unflatten(values)
-            state, handles = self._replay.add(state, tree, lengths, priorities, None, versions)
+            state, handles = self._replay.add(state, self._picked(found, at, a), lengths, priorities, None, versions)
         else:
             state, handles = self._replay.add(state, self._tree, lengths, priorities, rows, versions)
         # The slots are the actors' again when this returns, and programs run when they like.
         jax.block_until_ready((state.length, handles))
         return state, jax.tree.map(lambda x: np.asarray(x)[at], handles)
+
+    def _picked(self, found: Drained, at: np.ndarray, a: int) -> Any:
+        """The trajectories in rows of their own: `[A, T, *shape]` for each column, copied once; zeros elsewhere."""
+        values = {}
+        for name, column in zip(self.ring.names, self.ring.columns, strict=True):
+            values[name] = out = np.zeros((a, *column.shape[1:]), column.dtype)
+            for row, slot, length in zip(at.tolist(), found.slot.tolist(), found.length.tolist(), strict=True):
+                out[row, :length] = column[slot, :length]
+        config = self._replay.config
+        return config.tree.unflatten([values[name] for name in config.names])
 
     def serve(self, policy: Callable[[Any], Any], timeout: float = 0.0, *, least: int = 1, linger: float = 0.0) -> int:
         """Answers what actors ask (`Writer.act`), with one call of `policy` for all.

@@ -1,5 +1,6 @@
 """Actors in processes of their own. No jax in here."""
 
+import atexit
 import contextlib
 import dataclasses
 import os
@@ -56,8 +57,8 @@ class ActorPool:
         processors or more, a learner that does not compete with them samples as fast as if it were alone.
       timeout: that of the processes' `Writer`, in seconds.
 
-    The processes of a function end with this one, however it ends. Those of a command end when `close` is called, or
-    when their writer's deadline passes with no learner there.
+    The processes of a function end with this one, however it ends. Those of a command end when `close` is called, when
+    this one comes to its end, or when their writer's deadline passes with no learner there.
 
     Raises:
       TypeError, ValueError: for arguments that do not fit, or that cannot be pickled.
@@ -103,6 +104,7 @@ class ActorPool:
             raise
         self._thread = threading.Thread(target=self._tend, name="gear_jax actors", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def __enter__(self) -> "ActorPool":
         return self
@@ -145,7 +147,11 @@ class ActorPool:
             steady = now - member.started > _STEADY_SECONDS
             member.again_at = now + (0.0 if steady else min(_MOST_DELAY, 0.1 * 2 ** min(10, member.starts - 1)))
         if now >= member.again_at:
-            self._members[i] = dataclasses.replace(self._start(i), starts=member.starts + 1)
+            try:
+                self._members[i] = dataclasses.replace(self._start(i), starts=member.starts + 1)
+            except OSError:  # no memory or no process number for it now
+                member.again_at = now + _MOST_DELAY
+                return
             self.restarts += 1
             if member.words is not None:
                 member.words.close()
@@ -190,6 +196,7 @@ class ActorPool:
         """Ends all actors: SIGTERM, and after `timeout` seconds SIGKILL."""
         until = time.monotonic() + timeout
         self._closing.set()
+        atexit.unregister(self.close)
         with self._lock:
             running = [m.process for m in self._members if m.process.poll() is None]
             for process in running if timeout else ():

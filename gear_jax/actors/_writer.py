@@ -57,8 +57,7 @@ class Writer:
         self.length = 0
         self._slot: int | None = None
         self._views: list[np.ndarray] = []
-        named = zip(self.ring.names, self.ring.columns, strict=True)
-        self._fields = [(name, column.shape[2:], column.dtype) for name, column in named]
+        self._steps = core().Steps(self.ring.names, self.ring.columns)
         self._left = False
 
     def __enter__(self) -> "Writer":
@@ -107,23 +106,15 @@ class Writer:
                 "step", got=f"step {t} of a trajectory", wanted=f"at most T = {self.ring.steps} steps",
                 fix="Commit, and go on in a new trajectory; or raise TableSpec.trajectory_length.",
             )  # fmt: skip
-        # What fits at once, the usual case, goes straight to its place.
-        flat = step.__class__ is dict and len(step) == len(self._fields)
-        for view, (name, shape, dtype) in zip(self._views, self._fields) if flat else ():  # noqa: B905
-            x = step.get(name)
-            if not isinstance(x, (np.ndarray, np.generic)) or x.shape != shape or x.dtype is not dtype:
-                flat = False
-                break
-            view[t] = x
-        if not flat:
+        if not self._steps.write(step, self._slot, t):  # not nested dicts of arrays that fit at once
             self._append_checked(t, step)
         self.length = t = t + 1
         return t
 
     def _append_checked(self, t: int, step: Any) -> None:
         leaves = self._leaves("step", step, self.ring.names)
-        for (name, shape, dtype), view, x in zip(self._fields, self._views, leaves, strict=True):
-            view[t] = _checked("step", name, x, shape, dtype)
+        for name, view, x in zip(self.ring.names, self._views, leaves, strict=True):
+            view[t] = _checked("step", name, x, view.shape[1:], view.dtype)
 
     def commit(
         self, length: int | None = None, priority: float | None = None, version: int = 0, checksum: int = 0
@@ -140,7 +131,8 @@ class Writer:
           The number of the commit: 1 for the first one on the ring, over all actors.
 
         Raises:
-          ValueError: if there is nothing to commit, or more than T steps; the slot stays open.
+          ValueError, TypeError: if there is nothing to commit, or more than T steps, or for what is no such number; the
+            slot stays open.
           RingClosedError: if the learner has closed the ring.
         """
         length = self.length if length is None else length
@@ -150,9 +142,13 @@ class Writer:
             raise value_error("commit: length", got=got, wanted=f"1 to T = {self.ring.steps} steps", fix=fix)
         self._check_closed(self.ring.closed)
         flags = 0 if priority is None else _HAS_PRIORITY
-        number = self._actor.commit(
-            self._slot, length, flags, 0.0 if priority is None else float(priority), version, checksum
-        )
+        try:
+            value = 0.0 if priority is None else float(priority)
+            number = self._actor.commit(self._slot, length, flags, value, version, checksum)
+        except (TypeError, ValueError):
+            got = f"length {length!r}, priority {priority!r}, version {version!r}, checksum {checksum!r}"
+            wanted = "an integer, a number or None, an int64, a uint64"
+            raise type_error("commit", got=got, wanted=wanted, fix="Convert them; the slot is still open.") from None
         self._slot, self.length, self._views = None, 0, []
         return number
 
@@ -262,7 +258,7 @@ def _checked(what: str, name: str, x: Any, shape: tuple[int, ...], dtype: np.dty
         x_shape: tuple[int, ...] = ()
     else:
         x = np.asarray(x)
-        fits, got = x.dtype == dtype or x.dtype.name == _NARROWED.get(dtype.name), x.dtype.name
+        fits, got = x.dtype.name in (dtype.name, _NARROWED.get(dtype.name)), x.dtype.name
         x_shape = x.shape
     if x_shape != shape:
         raise value_error(f"{what}[{name!r}]", got=f"shape {x_shape}", wanted=f"{shape}", fix="Reshape it.")

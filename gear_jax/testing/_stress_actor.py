@@ -25,7 +25,7 @@ def _noise() -> np.ndarray:
 
 def checksum(sequence: int, code: np.ndarray, noise: np.ndarray) -> int:
     """Of a trajectory's bytes and its place; contiguous `code` int64[L], `noise` uint8[L, NOISE]."""
-    return zlib.crc32(noise, zlib.crc32(code, sequence & 0xFFFFFFFF))
+    return zlib.crc32(noise.data, zlib.crc32(code.data, sequence & 0xFFFFFFFF))
 
 
 def play(writer: Writer, path: str, most: int, stop: str) -> None:

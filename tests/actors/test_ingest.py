@@ -99,6 +99,24 @@ def test_it_reads_the_rings_memory(ingest):
             assert f"= {part}" not in line or "parameter" in line, line
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_tables_in_any_memory(shm, table, step, trajectory, memory, copy):
+    replay = gear.make_replay(table, memory=memory, partitions=2)
+    with Ingest(replay, actors=1, slots=4, copy=copy, directory=shm) as ingest, Writer(ingest.ring) as writer:
+        state = replay.init()
+        for turn in range(3):
+            codes, lengths = range(50 * turn, 50 * turn + 40, 10), [4, 1, 3, 2]
+            for code, length in zip(codes, lengths, strict=True):
+                write(writer, step, code, length)
+            state, n = ingest.drain(state)
+            assert n == 4
+            columns = jax.tree.map(jnp.copy, state.columns)  # NumPy may look at these
+            got = jax.tree.map(lambda c: np.asarray(c).reshape(-1, *c.shape[2:])[ingest.last.handles.slot], columns)
+            for i, (code, length) in enumerate(zip(codes, lengths, strict=True)):
+                for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(trajectory(code, length)), strict=True):
+                    np.testing.assert_array_equal(g[i, :length], w)
+
+
 def test_most_and_priorities(shm, table, step):
     replay = gear.make_replay(table, selector=gear.selectors.Prioritized())
     with Ingest(replay, actors=1, slots=8, directory=shm) as ingest, Writer(ingest.ring) as writer:

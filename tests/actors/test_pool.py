@@ -110,7 +110,9 @@ def test_a_closed_ring_ends_its_actors(ring):
 
 
 def test_close_ends_them(ring):
-    pool = ActorPool(targets.sleep, ring)
+    pool = ActorPool(targets.sleep, ring, nice=3)
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pool.pids} == {min(19, mine + 3)}
     pids = pool.pids
     until(lambda: lives(ring) == ["running"] * 3)
     pool.close()
@@ -137,6 +139,20 @@ def test_they_end_with_a_pool_that_is_killed(ring):
         until(lambda: lives(ring) == ["running"] * 3)
         process.send_signal(signal.SIGKILL)
     until(lambda: all(map(gone, pids)))
+
+
+_LEAVE = """
+import sys
+from gear_jax.actors import ActorPool, open_ring
+pool = ActorPool([sys.executable, "-c", "import time; time.sleep(60)"], sys.argv[1])
+print(*pool.pids, flush=True)
+"""
+
+
+def test_commands_end_with_a_program_that_comes_to_its_end(ring):
+    run = subprocess.run([sys.executable, "-c", _LEAVE, ring.path], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and not run.stderr
+    until(lambda: all(gone(int(pid)) for pid in run.stdout.split()))
 
 
 _SCRIPT = """
@@ -169,6 +185,7 @@ def test_a_function_of_the_script_itself(ring, tmp_path):
         (targets.count, {"args": (lambda: 1,)}, TypeError, "target, args"),
         (targets.count, {"actors": 4}, ValueError, "actors: got 4, wanted 1 to the ring's 3"),
         (targets.count, {"timeout": -1}, ValueError, "timeout: got -1"),
+        (targets.count, {"nice": 20}, ValueError, "nice: got 20"),
         (["true"], {"args": (1,)}, ValueError, r"args: got \(1,\) for a command"),
     ],
 )

@@ -95,6 +95,38 @@ def test_what_jax_would_take(ring, step):
         assert writer.begin()["action"][:3].tolist() == [7, -8, 1]
 
 
+def test_arrays_however_they_lie(ring, step):
+    """Those that are copied at once, and those that are not."""
+    wanted = step(5)
+    image, position = wanted["observation"]["image"], wanted["observation"]["position"]
+    forms = [
+        {"image": image, "position": position},
+        {"image": np.asfortranarray(image), "position": np.stack([position, position], axis=1)[:, 0]},
+        {"image": image[::-1].copy()[::-1], "position": position.astype(">f4")},
+        {"position": memoryview(position), "image": image.view(np.ndarray)},
+    ]
+    image.setflags(write=False)
+    with Writer(ring) as writer:
+        for observation in forms:
+            writer.append({**wanted, "observation": observation})
+        views = writer.begin()["observation"]
+        for t in range(len(forms)):
+            np.testing.assert_array_equal(views["image"][t], image)
+            np.testing.assert_array_equal(views["position"][t], position)
+
+
+def test_dtypes_that_python_cannot_describe(shm):
+    import ml_dtypes
+
+    ring = make_ring(gear.TableSpec({"x": gear.ColumnSpec((2,), ml_dtypes.bfloat16)}, 2, 1), 1, directory=shm)
+    with Writer(ring) as writer:
+        writer.append({"x": np.array([1, 2], ml_dtypes.bfloat16)})
+        assert writer.begin()["x"][0].astype(np.float32).tolist() == [1, 2]
+        with pytest.raises(TypeError, match="got uint16, wanted bfloat16"):
+            writer.append({"x": np.zeros(2, np.uint16)})
+    ring.unlink()
+
+
 def test_longer_than_the_table_takes(ring, step):
     with Writer(ring) as writer:
         for t in range(4):
@@ -107,6 +139,18 @@ def test_longer_than_the_table_takes(ring, step):
         assert writer.commit() == 1
         with pytest.raises(ValueError, match="commit: length: got no open trajectory"):
             writer.commit()
+
+
+@pytest.mark.parametrize(
+    "options", [{"version": 2**63}, {"version": 1.5}, {"checksum": -1}, {"length": 1.0}, {"priority": "x"}]
+)
+def test_what_is_no_number(ring, step, options):
+    with Writer(ring) as writer:
+        writer.append(step(1))
+        with pytest.raises(TypeError, match=f"commit: got .*{next(iter(options))}.*wanted an integer"):
+            writer.commit(**options)
+        assert writer.length == 1
+        assert writer.commit(np.int32(1), np.float32(2), np.int64(-3), np.uint64(4)) == 1
 
 
 def test_back_pressure(ring, step):
