@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from gear_jax._errors import value_error
 from gear_jax.actors import _wait
 from gear_jax.actors._limiter import RateLimiter
@@ -25,6 +27,22 @@ def check(limiter: RateLimiter, replay: Any) -> None:
         if got != wanted:
             fix = f"Write RateLimiter(..., {what}={wanted})."
             raise value_error(f"limiter: {what}", got=got, wanted=f"the table's, {wanted}", fix=fix)
+    if limiter.rates.waits_when_full:
+        _check_all_leave(config)
+
+
+def _check_all_leave(config: Any) -> None:
+    """Refuses to wait for room in a table that may fill with what is never drawn, and so never leaves."""
+    why = None
+    if config.anchor.min_length > 1:
+        why = f"anchor={config.anchor.kind!r} never draws trajectories of fewer than {config.anchor.min_length} steps"
+    elif not np.asarray(config.selector.mass(np.zeros(1, np.float32), np.ones(1, bool))).all():
+        why = f"{config.selector!r} never draws a priority of 0"
+    if why is not None:
+        raise value_error(
+            "limiter: when_full", got="'wait'", wanted=f"'evict': {why}, and once they fill the table the actors would "
+            "wait for ever", fix="Write RateLimiter(..., when_full='evict').",
+        )  # fmt: skip
 
 
 def await_sample(ingest: Any, state: Any, timeout: float, policy: Callable[[Any], Any] | None) -> tuple[Any, bool]:
