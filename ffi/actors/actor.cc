@@ -12,7 +12,7 @@ Actor::Actor(std::shared_ptr<Ring> ring, int64_t wanted) : ring_(std::move(ring)
     throw Error("busy", "actor: got number " + std::to_string(wanted) + ", wanted one below " + std::to_string(lanes) +
                             ". Make the ring for more actors.");
   }
-  owner_ = OwnerOf(0);
+  owner_ = OwnerOfThis();
   const uint32_t first = wanted < 0 ? 0 : static_cast<uint32_t>(wanted);
   const uint32_t last = wanted < 0 ? lanes : first + 1;
   for (lane_ = first; lane_ < last; ++lane_) {

@@ -11,7 +11,7 @@ namespace actors {
 Learner::Learner(std::shared_ptr<Ring> ring) : ring_(std::move(ring)) {
   Control& control = ring_->control();
   uint64_t held = control.learner.load(std::memory_order_acquire);
-  const uint64_t me = OwnerOf(0);
+  const uint64_t me = OwnerOfThis();
   if ((held != 0 && LifeOf(held) != Life::kDead) ||
       !control.learner.compare_exchange_strong(held, me, std::memory_order_acq_rel)) {
     const bool mine = held == me;

@@ -31,11 +31,20 @@ Error NoRoom(const std::string& directory, uint64_t bytes, const std::string& go
 
 }  // namespace
 
+uint64_t OwnerOfThis() {
+  const uint64_t owner = OwnerOf(0);
+  if (owner == 0) {
+    throw Error("foreign",
+                "/proc/self/stat: got nothing, wanted this process. Mount /proc: leases are held by processes.");
+  }
+  return owner;
+}
+
 std::unique_ptr<Segment> Segment::Create(const std::string& directory, const std::string& name, uint64_t bytes) {
   std::unique_ptr<Segment> segment(new Segment);
   segment->path_ = directory + "/" + name;
   // Whose it is stands in the name, for doctor --clean-shm, until it can be read in the header.
-  segment->unpublished_ = segment->path_ + ".new-" + std::to_string(OwnerOf(0));
+  segment->unpublished_ = segment->path_ + ".new-" + std::to_string(OwnerOfThis());
   struct statvfs room;
   if (statvfs(directory.c_str(), &room) != 0) throw System(directory, errno);
   const uint64_t free_bytes = static_cast<uint64_t>(room.f_bavail) * room.f_frsize;

@@ -20,6 +20,9 @@ class Error : public std::runtime_error {
   const char* kind;
 };
 
+// The word of this process (process.h). Throws Error "foreign" where /proc does not tell.
+uint64_t OwnerOfThis();
+
 // Mapped, and kept mapped as long as this lives; the file's name may be gone before.
 class Segment {
  public:
