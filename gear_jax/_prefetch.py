@@ -154,19 +154,24 @@ class Prefetcher:
         self._state = self._replay.update_priorities(self._state, handles, priorities)
         self._clock = self._clock._replace(updates=self._clock.updates + 1)
 
-    def add(self, trajectories: Any, lengths: Any, priorities: Any = None) -> Handle:
+    def add(self, trajectories: Any, lengths: Any, priorities: Any = None, version: Any = None) -> Handle:
         """As `Replay.add`. It waits until the samples in flight have read the columns."""
         self._check_open("add")
-        self._state, handles = self._replay.add(self._state, trajectories, lengths, priorities)
+        self._state, handles = self._replay.add(self._state, trajectories, lengths, priorities, version=version)
         self._clock = self._clock._replace(adds=self._clock.adds + 1)
         return handles
 
-    def append(self, stream: Any, step: Any, done: Any) -> Handle:
+    def append(self, stream: Any, step: Any, done: Any, version: Any = None) -> Handle:
         """As `Replay.append`; waits like `add`."""
         self._check_open("append")
-        self._state, handles = self._replay.append(self._state, stream, step, done)
+        self._state, handles = self._replay.append(self._state, stream, step, done, version)
         self._clock = self._clock._replace(adds=self._clock.adds + 1)
         return handles
+
+    def expire(self, version: Any) -> None:
+        """As `Replay.expire`. What samples in flight have drawn they keep."""
+        self._check_open("expire")
+        self._state = self._replay.expire(self._state, version)
 
     def close(self) -> None:
         """Drops the samples in flight and frees their memory. `state` is yours from here on. Closing twice is fine."""

@@ -252,3 +252,19 @@ def test_any_sequence_of_calls():
         max_examples=20, stateful_step_count=20, deadline=None, derandomize=True, database=None
     )
     Machine.TestCase("runTest").runTest()
+
+
+def test_trajectories_that_leave_by_themselves():
+    """What is in flight has been drawn, and keeps what it drew."""
+    replay = gear.make_replay(TABLE, gear.selectors.Queue(), gear.Window(0, 1), anchor="start", max_staleness=1)
+    with gear.prefetch(replay, filled(replay), KEY, 2, size=2) as loader:
+        first = loader.next()
+        loader.expire(9)
+        loader.add(rows(2, first=100), np.full(2, T, np.int32), version=8)
+        loader.add(rows(2, first=200), np.full(2, T, np.int32), version=7)
+        seen = [
+            np.asarray(s.data["number"])[np.asarray(s.valid), 0].tolist()
+            for s in (first, *(loader.next() for _ in "abc"))
+        ]
+    assert seen == [[0, T], [2 * T, 3 * T], [4 * T, 5 * T], [100, 100 + T]]
+    assert replay.stats(loader.state)["refused_stale"] == 2

@@ -6,7 +6,6 @@ Shapes: R slots of the ring, n trajectories of a drain, A of the call that adds 
 import contextlib
 import dataclasses
 import os
-import time
 import types
 import weakref
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.actors import _columns, _ring, _serve, _wait
+from gear_jax.actors import _columns, _limited, _ring, _serve, _wait
 from gear_jax.actors._errors import (
     RingClosedError,
     RingError,
@@ -34,7 +33,6 @@ from gear_jax.ops._place import default_device
 from gear_jax.replay import Handle, Replay, ReplayState, _statistics
 
 _RECLAIM_SECONDS = 0.25
-_SERVE_SECONDS, _DRAIN_SECONDS = 0.005, 0.1  # of waits that look after something else in between
 _HAS_PRIORITY = 1
 
 
@@ -108,7 +106,7 @@ class Ingest:
             raise type_error("replay", got=type(replay).__name__, wanted="a Replay", fix=fix)
         self._replay, self._copy, self.limiter = replay, copy, limiter
         if limiter is not None:
-            _check_limiter(limiter, replay)
+            _limited.check(limiter, replay)
         if not copy:
             _check_place(replay)
         if ring is None:
@@ -277,24 +275,7 @@ class Ingest:
         Raises:
           ValueError: without a limiter. What `drain` and `serve` raise.
         """
-        limiter = self.limiter
-        if limiter is None:
-            fix = "Pass limiter=RateLimiter(...) to Ingest."
-            raise value_error("await_sample", got="an Ingest without a limiter", wanted="one with it", fix=fix)
-        started, until = time.monotonic_ns(), _wait.deadline("timeout", timeout)
-        state, _ = self.drain(state)
-        ready = limiter.sample()
-        if ready:
-            return state, True
-        while not ready and (left := until - time.monotonic_ns()) > 0:
-            if policy is not None:
-                self.serve(policy, min(left / 1e9, _SERVE_SECONDS))
-            state, n = self.drain(state, timeout=0.0 if policy is not None else min(left / 1e9, _DRAIN_SECONDS))
-            ready = limiter.sample()
-            if not n and not ready and not limiter.may_insert():  # other threads have to draw
-                time.sleep(min(left / 1e9, _SERVE_SECONDS))
-        limiter.waited("sample", (time.monotonic_ns() - started) / 1e9)
-        return state, ready
+        return _limited.await_sample(self, state, timeout, policy)
 
     def expire(self, state: ReplayState, version: int) -> ReplayState:
         """`Replay.expire`, and the same version for the limiter, so that nothing staler comes in."""
@@ -343,18 +324,6 @@ class Ingest:
         by_name = dict(zip(self.ring.names, self.ring.columns, strict=True))
         config = self._replay.config
         return config.tree.unflatten([_alias(by_name[name]) for name in config.names])
-
-
-def _check_limiter(limiter: RateLimiter, replay: Replay) -> None:
-    config = replay.config
-    for what, got, wanted in (
-        ("capacity", limiter.rates.capacity, config.table.capacity),
-        ("times", limiter.times, config.selector.times),
-        ("max_staleness", limiter.max_staleness, config.max_staleness),
-    ):
-        if got != wanted:
-            fix = f"Write RateLimiter(..., {what}={wanted})."
-            raise value_error(f"limiter: {what}", got=got, wanted=f"the table's, {wanted}", fix=fix)
 
 
 def _leave(learner: Any, owner: int) -> None:

@@ -71,7 +71,7 @@ def _learner(said: dict[str, Any]) -> list[Section]:
     title = f"{said['name']} (process {said['pid']}{'' if said['alive'] else ', ended'}): {step}, {age:.1f} s ago"
     groups: dict[str, list[tuple[str, ...]]] = {}
     for name, number in numbers.items():
-        if name == "step":
+        if name == "step" or "/actors/" in name:  # each ring has a part of its own
             continue
         group, _, rest = name.partition("/")
         rate = f"{rates[name]:,.1f}" if name in rates else ""

@@ -343,6 +343,8 @@ class Replay(Connected):
           state: the last state; consumed outside jit.
           key: a `jax.random` key, typed or legacy.
           batch_size: B, static. Over a mesh a multiple of the devices of `batch_axis` (of `axis`, if each draws apart).
+            With a selector that has `times` each row counts, and a trajectory drawn for the last time is gone when the
+            call returns: the sample has its data.
           out: an earlier sample of the same batch size whose `data` and `mask` are not needed any more: the new sample
             takes their memory. They are consumed. Worth it for batches of many MB, where new memory costs as much as
             the copy. A NumPy array that still looks at it keeps it alive; the new sample then gets memory of its own.

@@ -9,7 +9,7 @@ import pytest
 
 import gear_jax as gear
 from gear_jax.actors import ActorPool, Ingest, RateLimiter, RingClosedError, Writer
-from gear_jax.selectors import Queue, Uniform
+from gear_jax.selectors import Prioritized, Queue, Uniform
 
 SECONDS = 60.0
 
@@ -188,13 +188,21 @@ def test_actors_that_ask_are_answered_while_the_learner_waits(shm, table):
     assert numbers["limiter"]["lowest"] <= numbers["limiter"]["difference"] <= numbers["limiter"]["highest"]
 
 
-def test_limiters_of_another_table(ingest):
+def test_limiters_of_another_table(ingest, table):
     with pytest.raises(ValueError, match=r"limiter: capacity: got 64, wanted the table's, 32.*capacity=32"):
         ingest(RateLimiter(batch_size=1, capacity=64))
     with pytest.raises(ValueError, match=r"limiter: times: got None, wanted the table's, 2.*times=2"):
         ingest(RateLimiter(batch_size=1, capacity=32), Queue(2))
     with pytest.raises(ValueError, match=r"limiter: max_staleness: got 3, wanted the table's, 1"):
         ingest(RateLimiter(batch_size=1, capacity=32, max_staleness=3), max_staleness=1)
+    for selector, anchor, text in (
+        (Queue(2), "full", r"anchor='full' never draws trajectories of fewer than 2 steps"),
+        (Prioritized(times=2), "uniform", r"Prioritized\(.*\) never draws a priority of 0"),
+    ):
+        replay = gear.make_replay(table, selector, gear.Window(0, 2), anchor=anchor)
+        with pytest.raises(ValueError, match=rf"limiter: when_full: got 'wait', wanted 'evict': {text}.*'evict'\)"):
+            Ingest(replay, actors=1, limiter=RateLimiter(batch_size=1, capacity=32, times=2))
+        Ingest(replay, actors=1, limiter=RateLimiter(batch_size=1, capacity=32, times=2, when_full="evict")).close()
     replay, ring = ingest(None)
     with pytest.raises(ValueError, match="await_sample: got an Ingest without a limiter"):
         ring.await_sample(replay.init())

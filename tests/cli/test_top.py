@@ -31,7 +31,8 @@ def learner(temporary):
     writer = FileWriter(name="train.py")
     writer.write(1000, {"replay/trajectories": 50, "replay/capacity": 200, "replay/sampled": 0, "loss": 0.123456})
     time.sleep(0.01)
-    writer.write(2000, {"replay/trajectories": 50, "replay/capacity": 200, "replay/sampled": 64, "loss": 0.123456})
+    writer.write(2000, {"replay/trajectories": 50, "replay/capacity": 200, "replay/sampled": 64, "loss": 0.123456,
+                        "ingest/actors/0/pid": 77})  # fmt: skip
     yield writer
     writer.close()
 
@@ -43,6 +44,7 @@ def test_a_learner_once(learner, capsys):
     assert re.search(r"^  trajectories +50 +\[######\.{18}\] 25%$", text, re.M)
     assert re.search(r"^  sampled +64 +[\d,.]+$", text, re.M)
     assert re.search(r"^  loss +0\.1235$", text, re.M)
+    assert "pid" not in text
     assert cli.main(["top", "--once", str(learner.path)]) == 0
     assert "train.py" in capsys.readouterr().out
 
@@ -63,7 +65,7 @@ def test_a_ring_once(capsys):
 
 
 def test_nothing_is_said_to_be_nothing(monkeypatch, capsys):
-    monkeypatch.setattr("gear_jax.actors._clean.rings", lambda: [])
+    monkeypatch.setattr("gear_jax.actors._clean.rings", list)
     assert cli.main(["top", "--once"]) == 0
     assert "nothing to show: no ring of actors, and no process" in capsys.readouterr().out
 

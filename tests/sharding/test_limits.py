@@ -116,3 +116,22 @@ def test_a_checkpoint_of_other_limits_is_refused(case, tmp_path):
         gear.checkpoint.restore(tmp_path / "c", case.make(selector=Queue(3), **OPTIONS))
     with pytest.raises(ValueError, match=r"limits/current"):
         gear.checkpoint.restore(tmp_path / "c", case.make(selector=Queue(2)))
+
+
+def test_lent_to_pmap_and_taken_back(case, same):
+    replay = case.make(case.mesh(4), selector=Uniform(times=2), **OPTIONS)
+    own = replay.per_device("i")
+    state, other = (play(case, replay)[1] for _ in range(2))
+    index, columns = gear.sharding.lend(state)
+
+    def step(index, columns, key):
+        state, batch = own.sample(own.expire(index.replace(columns=columns), 3), key, BATCH)
+        return state.replace(columns=None), batch
+
+    step = jax.pmap(step, axis_name="i", in_axes=(0, 0, None), donate_argnums=0, devices=jax.devices()[:4])
+    index, batch = step(index, columns, jax.random.key(9))
+    state = gear.sharding.take_back(state, index)
+    other, wanted = replay.sample(replay.expire(other, 3), jax.random.key(9), BATCH)
+    same(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), wanted)
+    same(state, other)
+    assert replay.stats(state) == replay.stats(other)
