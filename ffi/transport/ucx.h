@@ -49,6 +49,8 @@ class UcxTransport final : public ExposingTransport {
   std::string Way(int32_t peer) const override;
 
  private:
+  static constexpr uint64_t kMaxRead = 1 << 18;         // bytes of one answer
+  static constexpr unsigned kRequest = 1, kAnswer = 2;  // active messages
   using Key = std::array<uint8_t, 16>;
 
   struct Piece {

@@ -306,7 +306,13 @@ def _answer_of(peers: Peers) -> Iterator[_blob.Opened]:
         session._native.disconnect(1)
         while 1 not in links.waiting():
             links.wait_for_change(SECONDS)
-        channel, _ = session._dial(1)
+        until = time.monotonic() + SECONDS
+        while True:
+            try:
+                channel, _ = session._dial(1)
+                break
+            except (OSError, EOFError):  # a machine that is busy
+                assert time.monotonic() < until, "process 1 does not answer"
         try:
             channel.send(_blob.Open(session.transport, session._native.offer(1)))
             opened = channel.receive()
