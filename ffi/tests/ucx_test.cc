@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <random>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "ffi/transport/sealed.h"
 #include "ffi/transport/session.h"
 #include "ffi/transport/transports.h"
 
@@ -190,6 +192,34 @@ TEST_P(UcxTest, MalformedBlobsAreRefused) {
   EXPECT_EQ(Connect(0), "");
   uint8_t to;
   EXPECT_EQ(Get(Read(0, {{1, 0, 5, 1, &to}})), Statuses{Status::kOk});
+}
+
+TEST_P(UcxTest, TheExposingSideChecksKeysAndBounds) {
+  const bool direct = std::string(GetParam()).find("cma") != std::string::npos;
+  Session& session = *sides_[0].session;
+  std::vector<uint8_t> to(100);
+  std::vector<RemoteRegion> larger = sides_[1].regions;
+  larger[0].bytes += 50;
+  ASSERT_EQ(session.Connect(1, Blob(0), larger), "");
+  EXPECT_EQ(Get(Read(0, {{1, 0, kBytes - 50, 50, to.data()}})), Statuses{Status::kOk});
+  if (!direct) {
+    EXPECT_EQ(Get(Read(0, {{1, 0, kBytes, 50, to.data()}, {1, 0, 0, 1, to.data()}})),
+              (Statuses{Status::kRefused, Status::kRefused}));  // asked for together
+    EXPECT_EQ(Get(Read(0, {{1, 0, kBytes - 49, 50, to.data()}})), Statuses{Status::kRefused});
+  }
+  std::vector<RemoteRegion> wrong = sides_[1].regions;  // a key that is whole, but of another session
+  uint64_t kind;
+  std::memcpy(&kind, wrong[0].key.data(), sizeof(kind));
+  wrong[0].key[20] ^= 1;
+  wrong[0].key = Seal(kind, wrong[0].key.data() + 16, wrong[0].key.size() - 24);
+  for (auto& region : wrong) region.key = wrong[0].key;
+  ASSERT_EQ(session.Connect(1, Blob(0), wrong), "");
+  if (!direct) {
+    EXPECT_EQ(Get(Read(0, {{1, 0, 0, 100, to.data()}})), Statuses{Status::kRefused});
+    EXPECT_TRUE(session.Alive(1));
+  }
+  EXPECT_EQ(Connect(0), "");
+  EXPECT_EQ(Get(Read(0, {{1, 0, 0, 100, to.data()}})), Statuses{Status::kOk});
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, UcxTest, ::testing::Values("tcp,self", "tcp,self,cma", "tcp,posix,self"),

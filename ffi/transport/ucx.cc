@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +19,6 @@
 namespace gear_jax::transport {
 namespace {
 
-constexpr uint64_t kMaxRead = 1 << 20;
 constexpr uint64_t kNearBytes = 1 << 20;  // of the same host, between two looks at the others
 constexpr int kProgressInPoll = 64;
 constexpr auto kEndSeconds = std::chrono::seconds(5);
@@ -91,7 +91,7 @@ std::string UcxTransport::Start(const Options& options) {
   if (status == UCS_OK) {
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
-    params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+    params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;  // no RMA: nobody can write here
     params.name = "gear_jax";
     status = api_->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   }
@@ -107,6 +107,21 @@ std::string UcxTransport::Start(const Options& options) {
   if (status != UCS_OK) return Failed("ucp_worker_get_efd", status);
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) return "eventfd: got none, wanted a file descriptor. Raise `ulimit -n`.";
+
+  const std::pair<unsigned, ucp_am_recv_callback_t> handlers[] = {{kRequest, &UcxTransport::OnRequest},
+                                                                  {kAnswer, &UcxTransport::OnAnswer}};
+  for (const auto& [id, handler] : handlers) {
+    ucp_am_handler_param_t param{};
+    param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    param.id = id;
+    param.cb = handler;
+    param.arg = this;
+    status = api_->ucp_worker_set_am_recv_handler(worker_, &param);
+    if (status != UCS_OK) return Failed("ucp_worker_set_am_recv_handler", status);
+  }
+  if (getrandom(key_.data(), key_.size(), 0) != static_cast<ssize_t>(key_.size())) {
+    return "getrandom: got no key, wanted one. Check that the process may call it.";
+  }
 
   ucp_address_t* address;
   size_t bytes;
@@ -126,45 +141,24 @@ UcxTransport::~UcxTransport() {
   mark_.Clear();
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
   const auto until = std::chrono::steady_clock::now() + kEndSeconds;
-  while (!ending_.empty() && std::chrono::steady_clock::now() < until) {
+  while (!closing_.empty() && std::chrono::steady_clock::now() < until) {
     api_->ucp_worker_progress(worker_);
     FreeEnded();
-  }
-  for (const ucp_mem_h memory : exposed_) {
-    if (memory != nullptr) api_->ucp_mem_unmap(context_, memory);
   }
   if (worker_ != nullptr) api_->ucp_worker_destroy(worker_);
   if (context_ != nullptr) api_->ucp_cleanup(context_);
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-Capabilities UcxTransport::capabilities() const { return {kMaxRead, false, true}; }
+Capabilities UcxTransport::capabilities() const { return {kMaxRead, !reads_near_, true}; }
 
 // ---- Exposing
 
 std::string UcxTransport::Expose(const std::vector<OwnMemory>& memory, std::vector<RemoteRegion>* regions) {
+  exposed_ = memory;
   for (const OwnMemory& own : memory) {
-    RemoteRegion region{reinterpret_cast<uintptr_t>(own.data), own.bytes, {}};
-    ucp_mem_h handle = nullptr;
-    if (own.bytes > 0) {
-      ucp_mem_map_params_t params{};
-      params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                          UCP_MEM_MAP_PARAM_FIELD_PROT | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
-      params.address = const_cast<void*>(own.data);
-      params.length = own.bytes;
-      params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ;
-      params.memory_type = UCS_MEMORY_TYPE_HOST;
-      ucs_status_t status = api_->ucp_mem_map(context_, &params, &handle);
-      if (status != UCS_OK) return Failed("ucp_mem_map", status);
-      exposed_.push_back(handle);
-      void* key;
-      size_t bytes;
-      status = api_->ucp_rkey_pack(context_, handle, &key, &bytes);
-      if (status != UCS_OK) return Failed("ucp_rkey_pack", status);
-      region.key = Seal(Kind("GJUK", *api_), key, bytes);
-      api_->ucp_rkey_buffer_release(key);
-    }
-    regions->push_back(std::move(region));
+    const std::vector<uint8_t> key = Seal(Kind("GJUK", *api_), key_.data(), key_.size());
+    regions->push_back({reinterpret_cast<uintptr_t>(own.data), own.bytes, key});
   }
   return "";
 }
@@ -199,7 +193,8 @@ std::string UcxTransport::Connect(int32_t peer, const uint8_t* blob, size_t byte
   }
   for (size_t i = 0; i < regions.size(); ++i) {
     const RemoteRegion& region = regions[i];
-    if (region.bytes > 0 && !Unseal(Kind("GJUK", *api_), region.key.data(), region.key.size())) {
+    const bool sized = region.key.size() == sizeof(Key) + 24;
+    if (region.bytes > 0 && (!sized || !Unseal(Kind("GJUK", *api_), region.key.data(), region.key.size()))) {
       return "key of region " + std::to_string(i) + who + ": got " + std::to_string(region.key.size()) +
              " bytes that are malformed or of another UCX, wanted a key." + fix;
     }
@@ -220,22 +215,11 @@ std::string UcxTransport::Connect(int32_t peer, const uint8_t* blob, size_t byte
   connection->same_host = reads_near_ && CanRead(connection->process);
   ucs_status_t status = api_->ucp_ep_create(worker_, &params, &connection->endpoint);
   if (status != UCS_OK) return Failed("ucp_ep_create", status);
-  Connection* const made = connection.get();
-  connections_[peer] = std::move(connection);
   for (const RemoteRegion& region : regions) {
-    ucp_rkey_h key = nullptr;
-    if (region.bytes > 0) {
-      std::vector<uint8_t> packed(region.key.begin() + 16, region.key.end() - 8);
-      packed.resize(packed.size() + kSlack);
-      status = api_->ucp_ep_rkey_unpack(made->endpoint, packed.data(), &key);
-      if (status != UCS_OK) {
-        Disconnect(peer);
-        return Failed("ucp_ep_rkey_unpack", status);
-      }
-    }
-    made->keys.push_back(key);
-    made->addresses.push_back(region.address);
+    if (region.bytes > 0) std::memcpy(connection->key.data(), region.key.data() + 16, connection->key.size());
+    connection->addresses.push_back(region.address);
   }
+  connections_[peer] = std::move(connection);
   return "";
 }
 
@@ -252,72 +236,37 @@ void UcxTransport::Disconnect(int32_t peer) {
       ++read;
     }
   }
+  posted_ -= connection->posted.size();
+  for (const Piece& piece : connection->posted) ended_.push_back({piece.cookie, Status::kLost});
+  for (auto next = asked_.begin(); next != asked_.end();) {
+    const auto asked = next++;
+    if (asked->second.peer == peer) EndRequest(asked->first, Status::kLost);
+  }
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  params.flags = UCP_EP_CLOSE_FLAG_FORCE;  // ends what is under way
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
   const ucs_status_ptr_t closing = api_->ucp_ep_close_nbx(connection->endpoint, &params);
-  if (UCS_PTR_IS_PTR(closing)) connection->closing = closing;
-  ending_.push_back(std::move(connection));
-}
-
-void UcxTransport::Free(Connection* connection) {
-  for (const ucp_rkey_h key : connection->keys) {
-    if (key != nullptr) api_->ucp_rkey_destroy(key);
-  }
+  if (UCS_PTR_IS_PTR(closing)) closing_.push_back(closing);
 }
 
 void UcxTransport::FreeEnded() {
-  const auto ended = [&](std::unique_ptr<Connection>& connection) {
-    if (connection->closing != nullptr) {
-      if (api_->ucp_request_check_status(connection->closing) == UCS_INPROGRESS) return false;
-      api_->ucp_request_free(connection->closing);
-      connection->closing = nullptr;
-    }
-    if (connection->under_way > 0) return false;
-    Free(connection.get());
+  const auto ended = [&](void* request) {
+    if (api_->ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+    api_->ucp_request_free(request);
     return true;
   };
-  ending_.erase(std::remove_if(ending_.begin(), ending_.end(), ended), ending_.end());
+  closing_.erase(std::remove_if(closing_.begin(), closing_.end(), ended), closing_.end());
 }
 
 bool UcxTransport::Post(int32_t peer, int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) {
   Connection* const connection = connections_.at(peer).get();
-  const auto index = static_cast<size_t>(region);
   if (connection->same_host) {
-    near_.push_back({peer, {connection->addresses[index] + offset, to, bytes}, cookie});
-    return true;
+    near_.push_back({peer, {connection->addresses[static_cast<size_t>(region)] + offset, to, bytes}, cookie});
+  } else {
+    connection->posted.push_back({static_cast<uint32_t>(region), bytes, offset, to, cookie});
+    ++posted_;
   }
-  if (free_reads_.empty()) {
-    reads_.emplace_back();
-    free_reads_.push_back(&reads_.back());
-  }
-  Read* const read = free_reads_.back();
-  *read = {this, connection, cookie};
-  ucp_request_param_t params{};
-  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  params.cb.send = &UcxTransport::ReadEnded;
-  params.user_data = read;
-  params.memory_type = UCS_MEMORY_TYPE_HOST;
-  const ucs_status_ptr_t request = api_->ucp_get_nbx(
-      connection->endpoint, to, bytes, connection->addresses[index] + offset, connection->keys[index], &params);
-  if (UCS_PTR_IS_ERR(request) && UCS_PTR_STATUS(request) == UCS_ERR_NO_RESOURCE) return false;
-  free_reads_.pop_back();
-  ++connection->under_way;
-  if (!UCS_PTR_IS_PTR(request)) End(read, UCS_PTR_STATUS(request));
   return true;
-}
-
-void UcxTransport::ReadEnded(void* request, ucs_status_t status, void* user_data) {
-  auto* const read = static_cast<Read*>(user_data);
-  UcxTransport* const transport = read->transport;
-  transport->End(read, status);
-  transport->api_->ucp_request_free(request);
-}
-
-void UcxTransport::End(Read* read, ucs_status_t status) {
-  --read->connection->under_way;
-  ended_.push_back({read->cookie, status == UCS_OK ? Status::kOk : Status::kLost});
-  free_reads_.push_back(read);
 }
 
 // Some of what waits, all of one peer: the thread has others to serve.
@@ -336,6 +285,11 @@ void UcxTransport::ReadNear() {
 }
 
 size_t UcxTransport::Poll(Completion* completions, size_t max) {
+  if (posted_ > 0) {
+    for (const auto& [peer, connection] : connections_) {
+      if (!connection->posted.empty()) Ask(peer, connection.get());
+    }
+  }
   for (int i = 0; i < kProgressInPoll && ended_.size() - handed_out_ < max; ++i) {
     if (api_->ucp_worker_progress(worker_) == 0) break;
   }
@@ -347,12 +301,12 @@ size_t UcxTransport::Poll(Completion* completions, size_t max) {
     ended_.clear();
     handed_out_ = 0;
   }
-  if (!ending_.empty()) FreeEnded();
+  if (!closing_.empty()) FreeEnded();
   return count;
 }
 
 void UcxTransport::Wait(double seconds) {
-  if (handed_out_ < ended_.size() || !near_.empty()) return;
+  if (handed_out_ < ended_.size() || !near_.empty() || posted_ > 0) return;
   if (api_->ucp_worker_arm(worker_) != UCS_OK) {
     // There is something to poll, or to send as soon as the peer has made room: it may be waiting for this very core.
     std::this_thread::yield();

@@ -1,17 +1,18 @@
 // UCX as a transport: TCP, and what processes of one host share.
 //
-// UCX reads memory that it has not allocated in software, whatever lies below: two copies through shared memory or a
-// socket, the second process taking part. Where the peer is on this host and lets itself be read (same_host.h), its
-// memory is read directly instead; UCX_TLS rules that too (it counts as "cma").
+// Reads travel as active messages: a request names pieces of a region, the exposing side's progress thread checks its
+// key and bounds and answers with the bytes. UCX's own gets are of no use here: over TCP they are the same in software,
+// but check nothing, let the other side write too, and abort the exposing process where a reader dies at the wrong
+// moment. An answer that comes too late finds no request and is dropped, so that nothing writes after a read has ended.
 //
-// One worker exposes this process's memory and reads its peers'; the session's progress thread serves both, and sleeps
-// on the worker's event file where nothing moves. UCX answers a get over TCP in software and checks neither keys nor
-// bounds there: the reader checks the bounds, and addresses and keys are handed out over the job's own connections.
+// Where the peer is on this host and lets itself be read (same_host.h), its memory is read directly instead; UCX_TLS
+// rules that too (it counts as "cma").
 #ifndef GEAR_JAX_FFI_TRANSPORT_UCX_H_
 #define GEAR_JAX_FFI_TRANSPORT_UCX_H_
 
 #include <ucp/api/ucp.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -48,21 +49,39 @@ class UcxTransport final : public ExposingTransport {
   std::string Way(int32_t peer) const override;
 
  private:
-  // What UCX holds for one peer. It outlives its Disconnect until all of its reads have ended.
+  static constexpr uint64_t kMaxRead = 1 << 18;         // bytes of one answer
+  static constexpr unsigned kRequest = 1, kAnswer = 2;  // active messages
+  using Key = std::array<uint8_t, 16>;
+
+  struct Piece {
+    uint32_t region, bytes;
+    uint64_t offset;
+    void* to;
+    uint64_t cookie;
+  };
+
+  // What UCX holds for one peer.
   struct Connection {
     ucp_ep_h endpoint = nullptr;
-    std::vector<ucp_rkey_h> keys;  // null where a region is empty
+    Key key{};
     std::vector<uint64_t> addresses;
-    void* closing = nullptr;  // the request of its end
-    uint32_t under_way = 0;   // in UCX
+    std::vector<Piece> posted;  // not asked for yet
     bool same_host = false;
     HostProcess process{};
   };
 
-  struct Read {
+  // A request that waits for its answer.
+  struct Asked {
+    int32_t peer;
+    std::vector<Piece> pieces;
+  };
+
+  // What a message is sent from, until UCX has done so.
+  struct Message {
     UcxTransport* transport;
-    Connection* connection;
-    uint64_t cookie;
+    uint64_t request;  // of this reader, ended if it cannot be sent; 0: an answer
+    std::array<uint64_t, 2> header;
+    std::vector<uint8_t> data;
   };
 
   // A read by process_vm_readv, not done yet.
@@ -76,11 +95,18 @@ class UcxTransport final : public ExposingTransport {
 
   std::string Start(const Options& options);
   std::string Failed(const char* call, ucs_status_t status) const;
-  static void ReadEnded(void* request, ucs_status_t status, void* user_data);
-  static void EndpointFailed(void*, ucp_ep_h, ucs_status_t) {}  // its reads end with an error by themselves
-  void End(Read* read, ucs_status_t status);
+  static void EndpointFailed(void*, ucp_ep_h, ucs_status_t) {}  // its requests end with an error by themselves
+  static void Sent(void* request, ucs_status_t status, void* message);
+  static ucs_status_t OnRequest(void* transport, const void* header, size_t header_length, void* data, size_t length,
+                                const ucp_am_recv_param_t* param);
+  static ucs_status_t OnAnswer(void* transport, const void* header, size_t header_length, void* data, size_t length,
+                               const ucp_am_recv_param_t* param);
+  void Send(ucp_ep_h endpoint, unsigned id, uint32_t flags, const void* data, size_t bytes,
+            std::unique_ptr<Message> message);
+  void Ask(int32_t peer, Connection* connection);
+  void Answer(ucp_ep_h endpoint, const uint8_t* data, size_t length);
+  void EndRequest(uint64_t request, Status status);
   void ReadNear();
-  void Free(Connection* connection);
   void FreeEnded();
 
   const UcxApi* const api_;
@@ -91,12 +117,14 @@ class UcxTransport final : public ExposingTransport {
   bool reads_near_ = false;
   Mark mark_;
   std::vector<uint8_t> address_;  // sealed: HostProcess, then the worker's address
-  std::vector<ucp_mem_h> exposed_;
+  Key key_{};
+  std::vector<OwnMemory> exposed_;
   std::map<int32_t, std::unique_ptr<Connection>> connections_;
-  std::vector<std::unique_ptr<Connection>> ending_;
+  std::vector<void*> closing_;  // the requests of ends of endpoints
+  std::map<uint64_t, Asked> asked_;
+  uint64_t last_request_ = 0;
+  size_t posted_ = 0;  // pieces of all connections that are not asked for yet
   std::deque<Near> near_;
-  std::deque<Read> reads_;  // a pool: they do not move
-  std::vector<Read*> free_reads_;
   std::vector<Completion> ended_;
   size_t handed_out_ = 0;  // of ended_
 };

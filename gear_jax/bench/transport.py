@@ -146,7 +146,7 @@ def _against_perftest(reads: _Reads, size: int, rounds: int, seconds: float, qui
         ours, theirs, call = [], [], reads.at_once(size, outstanding)
         for _ in range(rounds):
             ours.append(time_calls(call, seconds)[0])
-            theirs.append(size * outstanding / _perftest(size, outstanding, 200 if quick else 1000))
+            theirs.append(size * outstanding / _perftest(size, outstanding, 100 if quick else 300))
         name = f"ucx_perftest -O {outstanding}"
         rows.append(_row(f"{outstanding} x {_text(size)} at once", size * outstanding, ours, name, theirs))
     return rows

@@ -244,11 +244,14 @@ def check_steady(make: Callable[..., Peers], reads: int = 5000) -> None:
         read(reads // 5)
         before = resources(), peers.ask(1, do="resources")
         read(reads)
-        after = resources(), peers.ask(1, do="resources")
-        for b, a in zip(before, after, strict=True):
-            assert a["descriptors"] == b["descriptors"], (b, a)
-            assert a["threads"] == b["threads"], (b, a)
-            assert a["memory"] < b["memory"] + 4 * MEBIBYTE, (b, a)
+        allowed = [{**b, "memory": b["memory"] + 4 * MEBIBYTE} for b in before]
+        until = time.monotonic() + 10  # a library may close what it opened a little later
+        while True:
+            after = resources(), peers.ask(1, do="resources")
+            if all(a[what] <= most[what] for a, most in zip(after, allowed, strict=True) for what in a):
+                break
+            assert time.monotonic() < until, (before, after)
+            time.sleep(0.1)
 
 
 CHECKS: dict[str, Callable[[Callable[..., Peers]], None]] = {
@@ -303,7 +306,13 @@ def _answer_of(peers: Peers) -> Iterator[_blob.Opened]:
         session._native.disconnect(1)
         while 1 not in links.waiting():
             links.wait_for_change(SECONDS)
-        channel, _ = session._dial(1)
+        until = time.monotonic() + SECONDS
+        while True:
+            try:
+                channel, _ = session._dial(1)
+                break
+            except (OSError, EOFError):  # a machine that is busy
+                assert time.monotonic() < until, "process 1 does not answer"
         try:
             channel.send(_blob.Open(session.transport, session._native.offer(1)))
             opened = channel.receive()

@@ -20,7 +20,7 @@ from multiprocessing.connection import answer_challenge, deliver_challenge
 from gear_jax.transport import _blob
 from gear_jax.transport._errors import MalformedError, TransportError, malformed, transport_error
 
-SECONDS = 5.0  # that a handshake may take, or a message once it has begun
+SECONDS = 10.0  # that a handshake may take, or a message once it has begun
 _CODE_BYTES = 32
 _MAX_HANDSHAKES = 64  # at a time: others are turned away
 

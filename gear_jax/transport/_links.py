@@ -58,6 +58,12 @@ class Links:
             with self._changed:
                 self._paused.remove(peer)
 
+    def hurry(self, peer: int) -> None:
+        """Tries a peer at once that is not connected: it has just been heard of."""
+        with self._changed:
+            self._next[peer], self._pauses[peer] = 0.0, _FIRST_PAUSE
+        self._wake()
+
     def wait_for_change(self, seconds: float) -> None:
         """Waits until a peer was connected or lost, at most so long."""
         with self._changed:

@@ -281,11 +281,13 @@ class Session:
             return None  # it wanted to know no more
         if not isinstance(wish, _blob.Open):
             return None
-        if self._chosen is None or self._closed[1].is_set():
+        if self._chosen is None:
             return channel.send(_blob.Wait())
         if wish.transport != self._chosen:
             return channel.send(_blob.Refused(str(_mismatch("transport", hello.rank, wish.transport, self._chosen))))
         with self._inbound_lock:
+            if self._closed[1].is_set():
+                return channel.send(_blob.Wait())
             before, self._inbound[hello.rank] = self._inbound.get(hello.rank), channel
             if before is not None:  # it was started again
                 before.close()
@@ -294,6 +296,8 @@ class Session:
             except TransportError as e:
                 return channel.send(_blob.Refused(str(e)))
             channel.send(_blob.Opened(blob, self._exposer.regions()))
+        if self._links is not None:
+            self._links.hurry(hello.rank)
         channel.wait_for_end()
         with self._inbound_lock:
             if self._inbound.get(hello.rank) is channel:

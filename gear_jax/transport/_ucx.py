@@ -9,20 +9,21 @@ from typing import Any
 from gear_jax import _native
 from gear_jax.transport._errors import TransportError
 
+# UCX reads these when it is loaded. Its own defaults take SIGHUP for themselves, and write to the standard output.
+_DEFAULTS = {"UCX_DEBUG_SIGNO": "0", "UCX_LOG_FILE": "stderr"}
+
 
 @functools.cache
 def _load() -> None:
     """Loads the package's libraries, which C++ then finds by name; without the package it looks for the system's."""
-    # By default UCX takes SIGHUP for itself when it is loaded.
-    ours = "UCX_DEBUG_SIGNO" not in os.environ
-    if ours:
-        os.environ["UCX_DEBUG_SIGNO"] = "0"
+    ours = {name: value for name, value in _DEFAULTS.items() if name not in os.environ}
+    os.environ.update(ours)
     try:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("libucx").load_library()
     finally:
-        if ours:
-            del os.environ["UCX_DEBUG_SIGNO"]
+        for name in ours:
+            del os.environ[name]
 
 
 def missing(options: dict[str, Any]) -> str:
