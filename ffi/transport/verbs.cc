@@ -168,8 +168,8 @@ class Verbs final : public Transport {
 
   void Wait(double seconds) override {
     if (!armed_) {
-      if (ibv_req_notify_cq(context_.completions, 0) != 0) seconds = std::min(seconds, 1e-3);
-      armed_ = true;
+      armed_ = ibv_req_notify_cq(context_.completions, 0) == 0;
+      if (!armed_) seconds = std::min(seconds, 1e-3);  // there will be no word
     }
     Collect();  // what came in before the notification was asked for gives none
     if (!ended_.empty() || seconds <= 0) return;

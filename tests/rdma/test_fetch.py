@@ -23,6 +23,7 @@ from gear_jax.testing import _peers
 from gear_jax.testing.ops import assert_same_bits
 from gear_jax.transport import Job, Session
 
+# make test-rdma sets GEAR_JAX_RDMA=1: a missing device is then an error, not a skip.
 if (why := transport.missing("verbs")) and os.environ.get("GEAR_JAX_RDMA") != "1":
     pytest.skip(why, allow_module_level=True)
 

@@ -1,6 +1,6 @@
-"""Verbs on a real device, both sides; `tools/softroce` has one (make test-rdma). Imports no jax: that takes long there.
+"""Verbs on a device, both sides in one process. Imports no jax, which takes long there.
 
-`GEAR_JAX_RDMA=1` makes a missing device an error.
+For the guest of `tools/softroce` (make test-rdma, which sets `GEAR_JAX_RDMA=1`): some of it is about that device.
 """
 
 import dataclasses
@@ -18,9 +18,8 @@ from gear_jax.cli import _doctor_rdma
 from gear_jax.transport import MalformedError, _verbs, _verbs_blob, _verbs_device
 from gear_jax.transport._verbs import VerbsError, VerbsExposer
 
-PROBLEM = _verbs.missing({})
-if PROBLEM and os.environ.get("GEAR_JAX_RDMA") != "1":
-    pytest.skip(PROBLEM, allow_module_level=True)
+if os.environ.get("GEAR_JAX_RDMA") != "1":
+    pytest.skip("for a machine that has Soft-RoCE and nothing else: make test-rdma", allow_module_level=True)
 
 MIB = 1 << 20
 
