@@ -95,6 +95,12 @@ def test_processes_draw_as_one_that_holds_the_whole_table(launch, worker, proces
                     np.testing.assert_array_equal(x, y, err_msg=where)
 
 
+def test_the_processes_of_jax_distributed_are_a_job(launch):
+    launch.ports = "{coordinator}/{processes}"
+    with Processes(launch.words("distributed", "{process}"), 2, 1) as started:
+        ended(started)
+
+
 def test_hosts_need_not_be_in_step(launch):
     with launch("out_of_step", 3) as started:
         ended(started)
