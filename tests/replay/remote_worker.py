@@ -316,6 +316,22 @@ def error_on_loss(job, folder):
     step(state)
 
 
+def not_closed(job, folder):
+    """A process that ends without a word: it ends well, and the other goes on."""
+    step = Step(folder, job.rank, len(job.addresses))
+    replay = make("uniform", job)
+    state = replay.init()
+    state, _ = replay.add(state, *marked(1, job.rank))
+    step(state)
+    if job.rank == 1:
+        return
+    wait_for(lambda: not replay.session.alive[1])
+    for i in range(20):
+        state, sample = replay.sample(state, jax.random.key(i), BATCH)
+        check(sample)
+    assert sample.valid.all()
+
+
 def distributed(rank, processes, folder):
     """The job is that of jax.distributed."""
     step = Step(folder, rank, processes)

@@ -403,6 +403,32 @@ def test_an_outbox_keeps_the_last_entries_and_counts_the_rest(processes, monkeyp
     assert group.replays[1].stats(group.states[1])["missed_updates"] == 4 + 12
 
 
+@pytest.mark.parametrize("sent", [2**31 - 3, 2**31 + 7, 2**32 - 4], ids=str)
+@pytest.mark.parametrize("seen", [False, True])
+def test_the_numbers_of_entries_wrap_round(processes, sent, seen):
+    group = processes(2)
+    handles = group.call(1, "add", rows(1)[0], np.full(EACH, STEPS, np.int32))
+    words = jnp.full((1,), sent, jnp.uint32)
+    group.states[0] = group.states[0].replace(remote=group.states[0].remote.replace(sent=words))
+    if seen:
+        last = jnp.asarray([[100, sent], [0, 0]], jnp.uint32)
+        group.states[1] = group.states[1].replace(remote=group.states[1].remote.replace(seen=last))
+    group.expose()
+    here = np.asarray(handles.slot) - CAPACITY // 2
+    for value in (1, 2):
+        group.call(0, "update_priorities", handles, np.arange(value, value + EACH, dtype=np.float32))
+        group.call(1, "add", rows(2)[0], np.zeros(EACH, np.int32))
+        own = np.asarray(group.states[1].priority).reshape(-1)[here]
+        np.testing.assert_array_equal(own, np.arange(value, value + EACH))
+    if seen:
+        assert group.replays[1].stats(group.states[1])["missed_updates"] == 0
+
+
+def test_checks_find_nothing_wrong(single, checks):
+    remote, plain = single(selectors.Prioritized(), streams=8)
+    assert_same_bits(play(remote, True, 3)[0], play(plain, True, 3)[0])
+
+
 def test_a_process_that_was_started_again_counts_from_0(processes):
     group = processes(2)
     handles = group.call(1, "add", rows(1)[0], np.full(EACH, STEPS, np.int32))

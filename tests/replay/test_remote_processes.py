@@ -141,6 +141,11 @@ def test_stress_a_writer_overwrites_what_is_fetched(launch):
         print(started.report())
 
 
+def test_a_process_may_end_without_closing(launch):
+    with launch("not_closed", 2) as started:
+        ended(started)
+
+
 def test_a_restored_part_goes_on_after_connect(launch):
     with launch("restored", 2) as started:
         ended(started)
