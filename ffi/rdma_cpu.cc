@@ -10,8 +10,8 @@
 #include "ffi/completions.h"
 #include "ffi/cpu.h"
 #include "ffi/handlers.h"
-#include "ffi/rdma_operands.h"
 #include "ffi/rdma_flights.h"
+#include "ffi/rdma_operands.h"
 
 namespace gear_jax {
 namespace {

@@ -104,7 +104,7 @@ class Calls:
         if name not in self._compiled:
             # `out` of a sample is given up also where the state is kept.
             donated = ((0,) if self.donate else ()) + ((4,) if name == "sample" else ())
-            if name == "sample" and self.config.remote is not None:
+            if name.startswith("sample") and self.config.remote is not None:
                 donated = ()  # it may fail because of another process, and the state is not to go with it
             run = functools.partial(self._split, name, function)
             self._compiled[name] = jax.jit(run, static_argnums=_STATIC.get(name, ()), donate_argnums=donated)

@@ -368,7 +368,7 @@ class Replay(Connected):
     ) -> tuple[ReplayState, PendingSample]:
         """Begins to draw a batch; `sample_done` ends it, with the same result as `sample`, bit for bit.
 
-        Not for a table over a mesh.
+        Not for a table over a mesh. With `exchange="rdma"` rows of other processes are on their way in between.
 
         On a GPU the data is on its way while the work in between runs. What is added or updated in between does not
         change it: `add` and `append` wait until the columns have been read. Until `sample_done` nothing else may write
@@ -390,10 +390,6 @@ class Replay(Connected):
           TypeError, ValueError: as `sample`, or for a depth that is not in [1, 64].
         """
         check_type("sample_start", state)
-        if self._link is not None:
-            raise value_error(
-                "sample_start", got="a replay with exchange='rdma'", wanted="another exchange", fix="Use sample."
-            )
         batch_size, depth = _sample.check_batch(batch_size), check_depth(depth)
         return self._run("sample_start", _sample.start, state, key, batch_size, self._queue.number, depth, after)
 

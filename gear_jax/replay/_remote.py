@@ -35,7 +35,8 @@ class RemoteState(struct.PyTreeNode):
       sent: `uint32[1]`, entries written to it so far.
       incarnation: `uint32[1]`, a random number: a process that was started again counts from 0.
       seen: `uint32[n, 2]`, of each process's outbox: its incarnation, and the number of the last entry applied.
-      missed: `uint32[1]`, entries for anybody that were overwritten before this process looked.
+      missed: `uint32[1]`, entries for anybody that were overwritten before this process looked (those before it was
+        started among them).
     """
 
     stamp: jax.Array
@@ -197,7 +198,10 @@ def received(remote: RemoteTable, state: Any) -> tuple[Any, jax.Array, jax.Array
     good = _whole(got) & other[:, None]
     incarnation = jnp.max(jnp.where(good, got[..., 1], np.uint32(0)), 1)
     seen = state.remote.seen
-    base = jnp.where(seen[:, 0] == incarnation, seen[:, 1], np.uint32(0))
+    # Of one that was not seen before all entries are new, however many there were: numbers wrap round.
+    newest = jnp.max(jnp.where(good, got[..., 0], np.uint32(0)), 1)
+    first = jnp.where(newest < np.uint32(2**31), np.uint32(0), newest - np.uint32(OUTBOX))
+    base = jnp.where(seen[:, 0] == incarnation, seen[:, 1], first)
     ahead = jax.lax.bitcast_convert_type(got[..., 0] - base[:, None], jnp.int32)
     new = good & (ahead > 0)
     furthest = jnp.max(jnp.where(new, ahead, 0), 1).astype(jnp.uint32)

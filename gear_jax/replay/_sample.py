@@ -23,6 +23,7 @@ class PendingSample(struct.PyTreeNode):
     Attributes:
       gather: the data, a `gear_jax.ops.Pending`.
       handles, anchor, length, probability, weight, valid: as in `Sample`; they are there already.
+      remote: whether some of the data comes from other processes, so that more rows may turn out not to be valid.
     """
 
     gather: ops.Pending
@@ -32,6 +33,7 @@ class PendingSample(struct.PyTreeNode):
     probability: jax.Array
     weight: jax.Array
     valid: jax.Array
+    remote: bool = struct.field(pytree_node=False, default=False)
 
 
 def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, out: Any = None):
@@ -73,16 +75,19 @@ def _sample_remote(config: Config, state: ReplayState, key: jax.Array, batch_siz
             "out", got="a sample to take the memory of", wanted="None with exchange='rdma': each sample is new",
             fix="Leave it out.",
         )  # fmt: skip
-    stamp = state.remote.stamp
+    tables = state.columns, state.remote.stamp
     state, chosen, drawn = _draw(config, state, key, batch_size)
-    held = np.int32(config.partitions * config.slots)
-    slot, anchor, length = drawn["handles"].slot, drawn["anchor"], drawn["length"]
-    shard = jnp.where(slot >= 0, slot // held, -1)
     data, mask, valid, ticket = ops.rdma_fetch(
-        remote.rows, state.columns, stamp, shard, jnp.where(slot >= 0, slot % held, -1), anchor, length,
-        config.window_tree, drawn["handles"].generation, ticket=state.ticket, after=chosen,
-    )  # fmt: skip
+        remote.rows, *tables, *_remote_rows(config, drawn), ticket=state.ticket, after=chosen
+    )
     return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **_kept(valid, drawn))
+
+
+def _remote_rows(config: Config, drawn: dict[str, Any]):
+    """Shards, slots in them, starts, lengths, windows and generations for an `rdma_fetch`."""
+    held, slot = np.int32(config.partitions * config.slots), drawn["handles"].slot
+    shard, slot = jnp.where(slot >= 0, slot // held, -1), jnp.where(slot >= 0, slot % held, -1)
+    return shard, slot, drawn["anchor"], drawn["length"], config.window_tree, drawn["handles"].generation
 
 
 def start(
@@ -90,6 +95,13 @@ def start(
 ) -> tuple[ReplayState, PendingSample]:
     """See `Replay.sample_start`."""
     state, chosen, drawn = _draw(config, state, key, batch_size)
+    if config.remote is not None:
+        assert state.remote is not None
+        pending, ticket = ops.rdma_fetch_start(
+            config.remote.rows, state.columns, state.remote.stamp, *_remote_rows(config, drawn), ticket=state.ticket,
+            after=(chosen, after), queue=queue, depth=check_depth(depth),
+        )  # fmt: skip
+        return after_reads(state.replace(ticket=ticket)), PendingSample(pending, **drawn, remote=True)
     pending, ticket = start_in_queue(
         state.columns, *_rows(drawn, config), config.window_tree, ticket=state.ticket, after=(chosen, after),
         queue=queue, depth=check_depth(depth),
@@ -99,7 +111,11 @@ def start(
 
 def done(pending: PendingSample, after: Any = ()) -> Sample:
     """See `Replay.sample_done`."""
-    data, mask, ok = ops.gather_done(pending.gather, after=after)
+    if pending.remote:
+        data, mask, valid, ok = ops.rdma_fetch_done(pending.gather, after=after)
+        ok = valid & ok
+    else:
+        data, mask, ok = ops.gather_done(pending.gather, after=after)
     names = ("handles", "anchor", "length", "probability", "weight", "valid")
     return Sample(data, mask, **_kept(ok, {name: getattr(pending, name) for name in names}))
 

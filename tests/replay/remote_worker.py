@@ -1,6 +1,7 @@
 """What one process of a job does in `test_remote_processes.py`.
 
-remote_worker.py TASK RANK PORTS FOLDER; the job's secret is in REMOTE_SECRET.
+remote_worker.py TASK RANK PORTS FOLDER; the job's secret is in REMOTE_SECRET. The task "distributed" takes
+COORDINATOR/PROCESSES instead of ports.
 """
 
 import os
@@ -315,10 +316,45 @@ def error_on_loss(job, folder):
     step(state)
 
 
+def not_closed(job, folder):
+    """A process that ends without a word: it ends well, and the other goes on."""
+    step = Step(folder, job.rank, len(job.addresses))
+    replay = make("uniform", job)
+    state = replay.init()
+    state, _ = replay.add(state, *marked(1, job.rank))
+    step(state)
+    if job.rank == 1:
+        return
+    wait_for(lambda: not replay.session.alive[1])
+    for i in range(20):
+        state, sample = replay.sample(state, jax.random.key(i), BATCH)
+        check(sample)
+    assert sample.valid.all()
+
+
+def distributed(rank, processes, folder):
+    """The job is that of jax.distributed."""
+    step = Step(folder, rank, processes)
+    replay = make("uniform")
+    state = replay.init()
+    state, _ = replay.add(state, rows(0, rank)[0], np.full(EACH, STEPS, np.int32))
+    step(state)
+    state, sample = replay.sample(state, jax.random.key(rank), 200)
+    owners = set((np.asarray(sample.handles.slot) // (CAPACITY // processes)).tolist())
+    assert sample.valid.all() and owners == set(range(processes)), owners
+    step(state)
+    replay.close()
+
+
 if __name__ == "__main__":
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     task, rank, ports, where = sys.argv[1:]
-    addresses = tuple(("127.0.0.1", int(port)) for port in ports.split(","))
-    globals()[task](Job(int(rank), addresses, bytes.fromhex(os.environ["REMOTE_SECRET"])), pathlib.Path(where))
+    if task == "distributed":
+        coordinator, processes = ports.split("/")
+        jax.distributed.initialize(coordinator, int(processes), int(rank))
+        distributed(int(rank), int(processes), pathlib.Path(where))
+    else:
+        addresses = tuple(("127.0.0.1", int(port)) for port in ports.split(","))
+        globals()[task](Job(int(rank), addresses, bytes.fromhex(os.environ["REMOTE_SECRET"])), pathlib.Path(where))
     print("done", flush=True)

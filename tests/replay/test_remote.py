@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gear_jax as gear
-from gear_jax import _native, selectors
-from gear_jax.ops import _place, _reference, sumtree_sums
+from gear_jax import _native, ops, selectors
+from gear_jax.ops import _place, _reference
 from gear_jax.replay import _link, _remote
 from gear_jax.testing.ops import assert_same_bits
 from gear_jax.transport import Job
@@ -175,7 +175,7 @@ def test_no_call_has_a_collective(single):
 @pytest.mark.parametrize("slots", [1, 15, 16, 17, 300])
 def test_sums_of_masses_from_elsewhere(slots):
     mass = jnp.asarray(np.random.default_rng(slots).uniform(size=(3, slots)), jnp.float32)
-    assert_same_bits(sumtree_sums(mass), _reference.sums(mass))
+    assert_same_bits(ops.sumtree_sums(mass), _reference.sums(mass))
 
 
 class Processes:
@@ -287,6 +287,38 @@ def test_a_lost_process_leaves_the_selection_and_comes_back(processes):
     assert draw(2)[0] == {0, 1, 2}
 
 
+def test_a_sample_in_two_halves_is_the_same(processes):
+    group = processes(3, selectors.Prioritized())
+    for r in range(3):
+        group.call(r, "add", *rows(r))
+    replay, held = group.replays[0], CAPACITY // 3
+    for _ in range(2):  # then without one of them
+        wanted = group.call(0, "sample", jax.random.key(1), BATCH)
+        pending = group.call(0, "sample_start", jax.random.key(1), BATCH)
+        assert_same_bits(replay.sample_done(pending), wanted)
+        pending = group.call(0, "sample_start", jax.random.key(1), BATCH)
+        replay.sample_done(pending)
+        sample = replay.sample_done(pending)  # handed out already
+        assert not sample.valid.any() and (np.asarray(sample.handles.slot) == -1).all()
+        group.set_alive(2, False)
+    assert (np.asarray(wanted.handles.slot) < 2 * held).all()
+    jitted = jax.jit(lambda s, k: (lambda s, p: (s, replay.sample_done(p)))(*replay.sample_start(s, k, BATCH)))
+    assert_same_bits(jitted(group.states[0], jax.random.key(1))[1], wanted)
+
+
+def test_prefetch_of_remote_samples(processes):
+    group = processes(2)
+    for r in range(2):
+        group.call(r, "add", rows(r)[0], np.full(EACH, STEPS, np.int32))
+    replay = group.replays[0]
+    wanted = [group.call(0, "sample", jax.random.fold_in(jax.random.key(5), i), BATCH) for i in range(3)]
+    with gear.prefetch(replay, group.states[0], jax.random.key(5), BATCH) as loader:
+        for i in range(3):
+            assert_same_bits(loader.next(), wanted[i], f"{i}: ")
+        loader.update_priorities(wanted[0].handles, jnp.ones(BATCH, jnp.float32))
+        assert loader.next().valid.all()
+
+
 def test_a_record_that_is_torn_counts_as_empty(processes):
     group = processes(2)
     for r in range(2):
@@ -314,7 +346,7 @@ def test_a_row_that_is_overwritten_meanwhile_is_padding(processes):
     assert (sample.handles.slot == -1).all() and (sample.handles.generation == 0).all()
     for x in (sample.probability, sample.weight, sample.length, sample.anchor):
         assert (x == 0).all()
-    assert group.replays[0].counters()["stale"] == 8
+    assert ops.rdma_counters(group.replays[0]._link.number)["stale"] == 8
 
 
 def test_updates_reach_their_owner_and_old_ones_do_not(processes):
@@ -369,6 +401,32 @@ def test_an_outbox_keeps_the_last_entries_and_counts_the_rest(processes, monkeyp
         np.asarray(group.states[1].priority).reshape(-1)[here], [38, 39, 34, 35, 36, 37]
     )
     assert group.replays[1].stats(group.states[1])["missed_updates"] == 4 + 12
+
+
+@pytest.mark.parametrize("sent", [2**31 - 3, 2**31 + 7, 2**32 - 4], ids=str)
+@pytest.mark.parametrize("seen", [False, True])
+def test_the_numbers_of_entries_wrap_round(processes, sent, seen):
+    group = processes(2)
+    handles = group.call(1, "add", rows(1)[0], np.full(EACH, STEPS, np.int32))
+    words = jnp.full((1,), sent, jnp.uint32)
+    group.states[0] = group.states[0].replace(remote=group.states[0].remote.replace(sent=words))
+    if seen:
+        last = jnp.asarray([[100, sent], [0, 0]], jnp.uint32)
+        group.states[1] = group.states[1].replace(remote=group.states[1].remote.replace(seen=last))
+    group.expose()
+    here = np.asarray(handles.slot) - CAPACITY // 2
+    for value in (1, 2):
+        group.call(0, "update_priorities", handles, np.arange(value, value + EACH, dtype=np.float32))
+        group.call(1, "add", rows(2)[0], np.zeros(EACH, np.int32))
+        own = np.asarray(group.states[1].priority).reshape(-1)[here]
+        np.testing.assert_array_equal(own, np.arange(value, value + EACH))
+    if seen:
+        assert group.replays[1].stats(group.states[1])["missed_updates"] == 0
+
+
+def test_checks_find_nothing_wrong(single, checks):
+    remote, plain = single(selectors.Prioritized(), streams=8)
+    assert_same_bits(play(remote, True, 3)[0], play(plain, True, 3)[0])
 
 
 def test_a_process_that_was_started_again_counts_from_0(processes):
@@ -477,8 +535,6 @@ def test_a_mesh_is_refused():
 def test_calls_that_it_has_not(single):
     remote, plain = single()
     state = remote.init()
-    with pytest.raises(ValueError, match="sample_start: got a replay with exchange='rdma'"):
-        remote.sample_start(state, jax.random.key(0), 4)
     with pytest.raises(ValueError, match="per_device: got a replay with exchange='rdma'"):
         remote.per_device()
     state, sample = remote.sample(state, jax.random.key(0), 4)

@@ -95,6 +95,12 @@ def test_processes_draw_as_one_that_holds_the_whole_table(launch, worker, proces
                     np.testing.assert_array_equal(x, y, err_msg=where)
 
 
+def test_the_processes_of_jax_distributed_are_a_job(launch):
+    launch.ports = "{coordinator}/{processes}"
+    with Processes(launch.words("distributed", "{process}"), 2, 1) as started:
+        ended(started)
+
+
 def test_hosts_need_not_be_in_step(launch):
     with launch("out_of_step", 3) as started:
         ended(started)
@@ -133,6 +139,11 @@ def test_stress_a_writer_overwrites_what_is_fetched(launch):
     with launch("stress", 2) as started:
         ended(started)
         print(started.report())
+
+
+def test_a_process_may_end_without_closing(launch):
+    with launch("not_closed", 2) as started:
+        ended(started)
 
 
 def test_a_restored_part_goes_on_after_connect(launch):
