@@ -99,6 +99,19 @@ def test_it_reads_the_rings_memory(ingest):
             assert f"= {part}" not in line or "parameter" in line, line
 
 
+def test_it_compiles_for_few_numbers_of_rows(shm, table, step):
+    replay = gear.make_replay(table)
+    with Ingest(replay, actors=1, slots=16, directory=shm) as ingest, Writer(ingest.ring) as writer:
+        state = replay.init()
+        for n in range(1, 17):
+            for k in range(n):
+                write(writer, step, k, 1)
+            state, got = ingest.drain(state)
+            assert got == n
+        assert replay._calls._compiled["add"]._cache_size() <= 3  # of 1, 4 and 16 rows
+        assert replay.stats(state)["inserted"] == sum(range(17))
+
+
 @pytest.mark.parametrize("copy", [False, True])
 def test_tables_in_any_memory(shm, table, step, trajectory, memory, copy):
     replay = gear.make_replay(table, memory=memory, partitions=2)

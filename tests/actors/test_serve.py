@@ -1,5 +1,7 @@
 """Observations out, actions back, with deadlines on both sides."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import gear_jax as gear
-from gear_jax.actors import ActorPool, Ingest, RingClosedError, RingTimeoutError, Writer
+from gear_jax.actors import ActorPool, Ingest, RingClosedError, RingTimeoutError, Writer, make_ring
 
 pytestmark = pytest.mark.cpu
 COLUMNS = {"x": gear.ColumnSpec((), "int32"), "actor": gear.ColumnSpec((), "int32")}
@@ -60,6 +62,35 @@ def test_both_sides_have_deadlines(ingest):
         assert 0.4 < time.monotonic() - start < 20
         # What was withdrawn is not answered.
         assert ingest.serve(lambda o: pytest.fail("asked"), timeout=0.05) == 0
+
+
+_LEARNER = """
+import sys, time
+from gear_jax.actors import open_ring
+from gear_jax.actors._errors import core
+learner = core().Learner(open_ring(sys.argv[1]).held)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_learner_that_is_killed_keeps_nobody_waiting(shm):
+    ring = make_ring(gear.TableSpec(COLUMNS, 2, 64), 1, 1, ask=ASK, answer=ANSWER, directory=shm)
+    words = [sys.executable, "-c", _LEARNER, ring.path]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as learner, Writer(ring) as writer:
+        assert learner.stdout is not None and learner.stdout.readline() == b"ready\n"
+        writer.append({"x": 1, "actor": 0})
+        writer.commit()
+        killer = threading.Timer(0.3, learner.kill)
+        killer.start()
+        start = time.monotonic()
+        with pytest.raises(RingTimeoutError, match=r"act: timeout: got a learner .* that is dead"):
+            writer.act({"seen": np.zeros(2, np.float32)}, timeout=1.5)
+        with pytest.raises(RingTimeoutError, match=r"begin: timeout: got a learner .* that is dead"):
+            writer.append({"x": 2, "actor": 0}, timeout=0.3)
+        assert 1.7 < time.monotonic() - start < 20
+        killer.join()
+    ring.unlink()
 
 
 def asked(ingest, policy, **options):
