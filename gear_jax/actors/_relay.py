@@ -15,7 +15,7 @@ from gear_jax.actors._errors import RingClosedError, core, error, translated
 from gear_jax.actors._ring import Ring, open_ring
 from gear_jax.transport import Job, Session, TransportError
 
-SESSION = 1 << 20
+SESSION = 1 << 28
 """The number of the session between relays and their learner, apart from those of replays."""
 
 _RECLAIM_SECONDS = 0.25

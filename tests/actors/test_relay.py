@@ -316,4 +316,4 @@ def test_a_ring_is_known_again(shm, table):
 
 
 def test_its_session_is_apart_from_those_of_replays():
-    assert SESSION == 2**20
+    assert SESSION == 2**28
