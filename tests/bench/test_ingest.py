@@ -51,6 +51,18 @@ def test_medians_and_verdicts():
     ]  # fmt: skip
 
 
+def test_a_learner_that_takes_too_long_leaves_nothing(monkeypatch):
+    from gear_jax.actors._clean import rings
+
+    monkeypatch.setattr(cli, "_SECONDS", 8)
+    settings = {"actors": 1, "slots": 2, "nice": 1, "seconds": 600, "quick": True}
+    words = [sys.executable, "-m", "gear_jax.bench.ingest.ours", json.dumps(settings)]
+    problems, before = [], {r.path for r in rings()}
+    assert cli._process("gear_jax", words, problems) is None
+    assert problems == ["gear_jax failed: no answer in 8 s"]
+    assert not [r for r in rings() if r.stale and r.path not in before]
+
+
 def test_a_process_that_fails_is_named():
     problems = []
     assert cli._process("reverb step", [sys.executable, "-c", "raise ValueError('no luck')"], problems) is None

@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 from gear_jax.bench import report, runner
 from gear_jax.bench.ingest import copies
 
-_SECONDS = 300
+_SECONDS, _END_SECONDS = 300, 20
 _HERE = pathlib.Path(__file__).resolve().parent
 VARIANTS = ("trajectory", "step")
 
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Measures and prints; the exit status is 1 where something failed."""
     args = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started is ended
     if args.quick:
         args.rounds, args.seconds = 1, 0.5
     given = {"reverb": args.env.partition("=")[2]} if args.env else {}
@@ -73,16 +75,25 @@ def _round(args: argparse.Namespace, reverb: str | None, problems: list[str]) ->
 
 def _process(name: str, words: list[str], problems: list[str]) -> dict[str, Any] | None:
     engine = name.split()[0]
-    try:
-        done = subprocess.run(words, env=runner._environment(engine), capture_output=True, text=True, timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        problems.append(f"{name} failed: no answer in {_SECONDS} s")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=runner._environment(engine), stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=_SECONDS)
+        except BaseException as e:
+            process.terminate()  # a ring would outlive a learner that is killed
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            if not isinstance(e, subprocess.TimeoutExpired):
+                raise
+            problems.append(f"{name} failed: no answer in {_SECONDS} s")
+            return None
+    if process.returncode:
+        lines = err.strip().splitlines()
+        problems.append(f"{name} failed: {lines[-1] if lines else process.returncode}")
         return None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        problems.append(f"{name} failed: {lines[-1] if lines else done.returncode}")
-        return None
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(out.strip().splitlines()[-1])
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, float]:

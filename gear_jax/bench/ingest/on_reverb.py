@@ -10,6 +10,7 @@ step, as an actor has it; an item is the last 20.
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,7 @@ def serve(actors: int, seconds: float, variant: str) -> float:
     server = reverb.Server([table], port=None)
     client = reverb.Client(f"localhost:{server.port}")
     words = [sys.executable, __file__, "act", str(server.port)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the actors end with it
     processes = [subprocess.Popen([*words, str(i), variant], stdin=subprocess.DEVNULL) for i in range(actors)]
     try:
         until = time.monotonic() + _START_SECONDS

@@ -110,6 +110,7 @@ class Learner:
 def main() -> int:
     """Runs what the arguments, JSON, say."""
     args = json.loads(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the ring goes with this process
     dispatch_at_once()
     learner = Learner(args["actors"], args["slots"], args["nice"], args["quick"])
     try:
