@@ -59,8 +59,14 @@ class Relay:
         regions = [self.ring.held.bytes(), self._manifest.memory, _manifest.describe(self.ring)]
         try:
             self._session = Session(
-                job, regions, transport, deadline=deadline, start_timeout=start_timeout, number=SESSION,
-                peers=[learner], **options,
+                job,
+                regions,
+                transport,
+                deadline=deadline,
+                start_timeout=start_timeout,
+                number=SESSION,
+                peers=[learner],
+                **options,
             )
         except BaseException:
             self._leave()
@@ -147,8 +153,7 @@ class Relay:
             raw = self._session.read(self._from, 0, self._rank * size, size)
         except TransportError:
             return 0  # the session connects again
-        said = raw.view(_manifest.ACKNOWLEDGED)[0]
-        number = min(int(said["number"]), published) if said["ring"] == self._manifest.ring else consumed
+        number = min(_manifest.acknowledgement(raw, self._manifest.ring), published)
         count = number - consumed
         if count > 0:
             self._manifest.consumed = number

@@ -158,9 +158,11 @@ class RemoteActors:
         if any(state != "ok" for state in states):
             return 0
         rows = _manifest.good(np.concatenate([x for _, x in parts]), first)
-        if (rows["length"] > self.ring.steps).any() or (rows["slot"] >= source.slots).any():
-            got = f"a trajectory of {rows['length'].max()} steps in slot {rows['slot'].max()}"
-            wanted = f"at most {self.ring.steps} steps, slots below {source.slots}"
+        if not len(rows):
+            return 0
+        if not ((rows["length"] > 0) & (rows["length"] <= self.ring.steps) & (rows["slot"] < source.slots)).all():
+            got = f"trajectories of {rows['length'].min()} to {rows['length'].max()} steps in slot {rows['slot'].max()}"
+            wanted = f"1 to {self.ring.steps} steps, slots below {source.slots}"
             raise error(RingForeignError, who, got=got, wanted=wanted, fix="Start the relay anew.")
         return self._move(source, rows)
 
@@ -168,10 +170,11 @@ class RemoteActors:
         """Learns what a relay's ring looks like, when it is there for the first time or again."""
         session = self._session
         assert session is not None
-        text = np.zeros(session.region_bytes(source.rank, 2), np.uint8)
+        text = np.zeros(min(session.region_bytes(source.rank, 2), _manifest.MOST_JSON), np.uint8)
         if session.read_into([(source.rank, 2, 0, text)]) != ["ok"]:
             return False
-        source.slots, source.offsets = _manifest.offsets(text.tobytes(), self.ring, who)
+        region = session.region_bytes(source.rank, 0)
+        source.slots, source.offsets = _manifest.offsets(text.tobytes(), self.ring, who, region)
         source.ring, source.taken = ring, 0
         return True
 
@@ -209,5 +212,5 @@ class RemoteActors:
             actor.abandon(slot)
         self._counts["trajectories"] += failed
         self._counts["reads_failed"] += len(rows) - failed
-        self._acks[source.rank] = (source.ring, source.taken)
+        self._acks[source.rank] = _manifest.acknowledged(source.ring, source.taken)
         return failed
