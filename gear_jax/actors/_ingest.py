@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.actors import _columns, _limited, _ring, _serve, _wait
+from gear_jax.actors import _limited, _match, _ring, _serve, _wait
 from gear_jax.actors._errors import (
     RingClosedError,
     RingError,
@@ -112,7 +112,7 @@ class Ingest:
         if ring is None:
             ring = _own_ring(replay, actors, slots, name, ask, answer, rows, directory)
         self.ring = open_ring(ring, directory) if isinstance(ring, str) else ring
-        _check_columns(self.ring, replay)
+        _match.check_columns(self.ring, replay.config)
         if self.ring.closed:
             fix = "Make another, with another name, or remove it: open_ring(name).unlink()."
             got = f"ring {self.ring.name!r}, which its learner has closed"
@@ -382,32 +382,6 @@ def _own_ring(replay, actors, slots, name, ask, answer, rows, directory) -> Ring
                     RingForeignError, f"ring {name!r}", got=f"actors, slots, rows = {got}", wanted=f"{wanted}",
                     fix="Pass what it was made with, or another name, or remove it: open_ring(name).unlink().",
                 )  # fmt: skip
-            _check_asked(ring, ask, answer)
+            _match.check_asked(ring, ask, answer)
             return ring
     return _ring.create(columns, config.steps, actors, slots, name, ask, answer, rows, directory)
-
-
-def _check_asked(ring: Ring, ask: Any, answer: Any) -> None:
-    for what, arrays, tree in (("ask", ring.ask, ask), ("answer", ring.answer, answer)):
-        if tree is not None:
-            got = [(name, x.shape[2:], x.dtype) for name, x in arrays.items()]
-            wanted = [(name, spec.shape, spec.dtype) for name, spec in _columns.specs(what, tree)]
-            _compare(ring, what, got, wanted)
-
-
-def _check_columns(ring: Ring, replay: Replay) -> None:
-    config = replay.config
-    if ring.steps != config.steps:
-        _compare(ring, "T", [("T", (), ring.steps)], [("T", (), config.steps)])
-    got = [(name, x.shape[2:], x.dtype) for name, x in zip(ring.names, ring.columns, strict=True)]
-    wanted = [(name, spec.shape, spec.dtype) for name, spec in zip(config.names, config.columns, strict=True)]
-    _compare(ring, "columns", sorted(got), sorted(wanted))
-
-
-def _compare(ring: Ring, what: str, got: list[Any], wanted: list[Any]) -> None:
-    if [x[:2] for x in got] != [x[:2] for x in wanted] or [x[2] for x in got] != [x[2] for x in wanted]:
-        show = lambda entries: ", ".join(f"{name}: {x}{list(shape)}" for name, shape, x in entries)  # noqa: E731
-        raise error(
-            RingForeignError, f"ring {ring.name!r}: {what}", got=show(got), wanted=show(wanted),
-            fix="Make the ring from this table: Ingest(replay, actors=...).",
-        )  # fmt: skip
