@@ -125,6 +125,7 @@ class Ingest:
         self._counts = dict.fromkeys(names, 0)
         self._devices = 1 if replay.placement is None else replay.placement.devices
         self.last: Drained | None = None
+        self._observed = False
         self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
 
     def __enter__(self) -> "Ingest":
@@ -170,8 +171,10 @@ class Ingest:
         until = _wait.deadline("timeout", timeout)
         self._tend()
         if self.limiter is not None:
-            if self._replay.config.limited:
+            # Once at least: a state that was restored holds what the limiter has not seen come in.
+            if self._replay.config.limited or not self._observed:
                 self.limiter.observe(_statistics.trajectories(state))
+                self._observed = True
             most = min(self.limiter.may_insert(), 2**31 - 1 if most is None else most)
             if not most:
                 self._counts["held_back"] += bool(self._learner.pending)

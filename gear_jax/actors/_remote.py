@@ -73,6 +73,7 @@ class RemoteActors:
             self._release()
             raise
         self._sources = [_Source(i) for i in range(len(job.addresses)) if i != job.rank]
+        self._next = 0  # the process whose turn it is to be first, so that none waits for ever where slots are few
         self._counts = {"trajectories": 0, "steps": 0, "reads_failed": 0, "full": 0}
         self._stop, self._problem = threading.Event(), None
         self._thread = threading.Thread(target=self._run, name="gear_jax remote actors", daemon=True)
@@ -127,6 +128,7 @@ class RemoteActors:
         assert session is not None
         alive = session.alive
         there = [s for s in self._sources if alive[s.rank] and s.problem is None and session.region_bytes(s.rank, 1)]
+        there.sort(key=lambda s: (s.rank - self._next) % len(self._acks))
         raw = [np.zeros(_manifest.HEADER.itemsize, np.uint8) for _ in there]
         states = session.read_into([(s.rank, 1, 0, x) for s, x in zip(there, raw, strict=True)])
         moved = 0
@@ -134,7 +136,9 @@ class RemoteActors:
             if state != "ok":
                 continue
             try:
-                moved += self._take(source, header)
+                took = self._take(source, header)
+                if took:
+                    self._next, moved = source.rank + 1, moved + took
             except RingError as e:  # of this relay; the others go on
                 source.problem = e
         return moved

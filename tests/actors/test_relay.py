@@ -10,12 +10,22 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
 from gear_jax import transport
-from gear_jax.actors import RemoteActors, RingForeignError, RingTimeoutError, Writer, _manifest, make_ring, open_ring
+from gear_jax.actors import (
+    RemoteActors,
+    RingForeignError,
+    RingTimeoutError,
+    Writer,
+    _manifest,
+    _remote,
+    make_ring,
+    open_ring,
+)
 from gear_jax.actors._errors import core
 from gear_jax.actors._relay import SESSION, Relay
 from gear_jax.specs import ColumnSpec, TableSpec
@@ -315,6 +325,21 @@ def test_a_ring_is_known_again(shm, table):
     assert one.held.identity == open_ring("one", shm).held.identity != two.held.identity
     one.unlink()
     two.unlink()
+
+
+def test_each_relay_has_its_turn_to_be_first():
+    """Where there is room for the trajectories of one, the others do not wait for ever."""
+    remote, served = object.__new__(RemoteActors), []
+    remote._next, remote._acks, remote._sources = 0, np.zeros(4), [_remote._Source(i) for i in (1, 2, 3)]
+    remote._session = types.SimpleNamespace(
+        alive=[True] * 4, region_bytes=lambda *_: 1, read_into=lambda pieces: ["ok"] * len(pieces)
+    )  # fmt: skip
+    room = []
+    remote._take = lambda source, _: int(bool(room) and room.pop() and not served.append(source.rank))
+    for _ in range(7):
+        room.append(True)
+        assert remote._turn() == 1
+    assert served == [1, 2, 3, 1, 2, 3, 1]
 
 
 def test_half_an_acknowledgement_says_nothing():
