@@ -6,6 +6,7 @@ Shapes: R slots of the ring, n trajectories of a drain, A of the call that adds 
 import contextlib
 import dataclasses
 import os
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -86,6 +87,8 @@ class Ingest:
       limiter: of this table. `drain` then takes no more out of the ring than it lets in, and the actors wait once
         their slots are full; `await_sample` waits for it. None: all that is committed comes in.
 
+    One thread may `drain` while another one calls `serve`.
+
     Attributes:
       ring: the `Ring`; actors need `ring.name`.
       last: the `Drained` of the last drain that found anything, or None.
@@ -126,6 +129,7 @@ class Ingest:
         self._devices = 1 if replay.placement is None else replay.placement.devices
         self.last: Drained | None = None
         self._observed = False
+        self._taking = threading.RLock()  # a thread that serves must not `reclaim` meanwhile
         self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
 
     def __enter__(self) -> "Ingest":
@@ -174,7 +178,7 @@ class Ingest:
             # Once at least: a state that was restored holds what the limiter has not seen come in.
             if self._replay.config.limited or not self._observed:
                 self.limiter.observe(_statistics.trajectories(state))
-                self._observed = True
+            self._observed = True
             most = min(self.limiter.may_insert(), 2**31 - 1 if most is None else most)
             if not most:
                 self._counts["held_back"] += bool(self._learner.pending)
@@ -182,8 +186,14 @@ class Ingest:
         if timeout and not self._learner.pending:
             _wait.in_slices(self._learner.await_commit, until, bool)
             self._tend()
+        with self._taking:
+            return self._take(state, 2**31 - 1 if most is None else most, admit)
+
+    def _take(
+        self, state: ReplayState, most: int, admit: Callable[[Drained], np.ndarray] | None
+    ) -> tuple[ReplayState, int]:
         with translated():
-            batch = self._learner.collect(2**31 - 1 if most is None else most)
+            batch = self._learner.collect(most)
         if not len(batch):
             return state, 0
         found = _drained(batch.fields())
@@ -296,7 +306,7 @@ class Ingest:
     def reclaim(self) -> int:
         """Takes back the lanes and open slots of dead actors, as `drain` and `serve` do; returns how many slots."""
         self._check_open()
-        with translated():
+        with self._taking, translated():
             return self._learner.reclaim()
 
     def close(self, keep: bool = False) -> None:
