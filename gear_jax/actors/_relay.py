@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_jax._errors import type_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.actors import _manifest, _serve, _wait
 from gear_jax.actors._errors import RingClosedError, core, error, translated
 from gear_jax.actors._ring import Ring, open_ring
@@ -41,6 +41,7 @@ class Relay:
       start_timeout: seconds to wait for the learner.
 
     Raises:
+      TypeError, ValueError: for what is no ring, or one with `ask`.
       RingBusyError: if the ring has a learner, or a relay, that lives. TransportError: as `Session`.
     """
 
@@ -51,6 +52,9 @@ class Relay:
         self.ring = open_ring(ring) if isinstance(ring, str) else ring
         if not isinstance(self.ring, Ring):
             raise type_error("ring", got=type(ring).__name__, wanted="a Ring or its name", fix="See make_ring.")
+        if self.ring.rows:
+            fix = "Make it without ask=, and give these actors their own policy."
+            raise value_error("ring", got="one with ask", wanted="one without: nobody answers here", fix=fix)
         with translated():
             self._learner = core().Learner(self.ring.held)
         self._manifest = _manifest.Manifest(self.ring)

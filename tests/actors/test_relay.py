@@ -249,6 +249,14 @@ def test_a_relay_holds_the_learners_lease(shm, table, addresses):
     ring.unlink()
 
 
+def test_a_ring_with_questions_is_refused(shm, table, addresses):
+    ask = ColumnSpec((), "int32")
+    ring = make_ring(table, 1, 2, ask=ask, answer=ask, directory=shm)
+    with pytest.raises(ValueError, match="ring: got one with ask"):
+        Relay(ring, transport.Job(1, addresses[:2], SECRET))
+    ring.unlink()
+
+
 @pytest.mark.parametrize("lanes", [0, -1, True, 1.0])
 def test_lanes(learner, addresses, lanes):
     with pytest.raises(ValueError, match="lanes: got"):
