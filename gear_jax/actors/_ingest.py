@@ -5,7 +5,6 @@ Shapes: R slots of the ring, n trajectories of a drain, A of the call that adds 
 
 import contextlib
 import dataclasses
-import os
 import threading
 import types
 import weakref
@@ -130,7 +129,7 @@ class Ingest:
         self.last: Drained | None = None
         self._observed = False
         self._taking = threading.RLock()  # a thread that serves must not `reclaim` meanwhile
-        self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
+        self._leave = weakref.finalize(self, self._learner.leave)
 
     def __enter__(self) -> "Ingest":
         return self
@@ -203,7 +202,9 @@ class Ingest:
             found = dataclasses.replace(found, admitted=found.admitted & self.limiter.fresh(found.version))
         if found.admitted.any():
             state, handles = self._add(state, found)
-            found = dataclasses.replace(found, handles=handles)
+            # What the table itself finds too stale gets no slot.
+            there = handles.slot >= 0 if self._replay.config.max_staleness is not None else True
+            found = dataclasses.replace(found, handles=handles, admitted=found.admitted & there)
         self._learner.consume(batch)
         self.last = found
         if self.limiter is not None:
@@ -337,11 +338,6 @@ class Ingest:
         by_name = dict(zip(self.ring.names, self.ring.columns, strict=True))
         config = self._replay.config
         return config.tree.unflatten([_alias(by_name[name]) for name in config.names])
-
-
-def _leave(learner: Any, owner: int) -> None:
-    if os.getpid() == owner:  # not a child that was forked
-        learner.leave()
 
 
 def _drained(fields: dict[str, np.ndarray]) -> Drained:

@@ -1,6 +1,5 @@
 """Actors on another machine than the learner: the ring there, and what takes it over. No jax in here."""
 
-import os
 import threading
 import time
 import types
@@ -58,7 +57,7 @@ class Relay:
         with translated():
             self._learner = core().Learner(self.ring.held)
         self._manifest = _manifest.Manifest(self.ring)
-        self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
+        self._leave = weakref.finalize(self, self._learner.leave)
         self._publish()
         regions = [self.ring.held.bytes(), self._manifest.memory, _manifest.describe(self.ring)]
         try:
@@ -164,11 +163,6 @@ class Relay:
             with translated():
                 self._learner.consume(self._learner.collect(count))
         return max(count, 0)
-
-
-def _leave(learner: Any, owner: int) -> None:
-    if os.getpid() == owner:  # not a child that was forked
-        learner.leave()
 
 
 def acknowledgements(processes: int) -> np.ndarray:

@@ -127,7 +127,8 @@ class Writer:
         Args:
           length: its steps, 1 to T; None: those that were appended.
           priority: as in `Replay.add`; None: the largest that the table has seen.
-          version: any 64-bit number, of the policy that acted, say; `Ingest.last.version` has it.
+          version: any 64-bit number, of the policy that acted, say; `Ingest.last.version` has it. Where the table has
+            `max_staleness`, tell it: version 0 is too stale soon.
           checksum: any unsigned 64-bit number; `Ingest.last.checksum` has it.
 
         Returns:

@@ -157,7 +157,8 @@ def test_versions_reach_a_table_that_wants_them(ingest, trajectory):
         for version in (5, 7, 12, 2**40):
             write(writer, trajectory, 0, version=version)
         state, n = ring.drain(state)
-    assert n == 4 and replay.stats(state)["refused_stale"] == 1
+    assert n == 4 and replay.stats(state)["refused_stale"] == 1 == ring.stats()["refused"]
+    assert ring.last.admitted.tolist() == [False, True, True, True]
     assert ring.expire(state, 14).limits.current.tolist() == [14]
 
 
