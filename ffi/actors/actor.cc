@@ -1,4 +1,6 @@
 // The actor's side of the ring.
+#include <unistd.h>
+
 #include "ffi/actors/chain.h"
 #include "ffi/actors/futex.h"
 #include "ffi/actors/ring.h"
@@ -18,8 +20,12 @@ Actor::Actor(std::shared_ptr<Ring> ring, int64_t wanted) : ring_(std::move(ring)
   for (lane_ = first; lane_ < last; ++lane_) {
     Lane& lane = ring_->lane(lane_);
     uint64_t held = lane.owner.load(std::memory_order_acquire);
-    if (held != 0 && LifeOf(held) != Life::kDead) continue;
-    if (!lane.owner.compare_exchange_strong(held, owner_, std::memory_order_acq_rel)) continue;
+    bool taken = false;
+    // Again where it fails: the learner may have taken the lane from the dead just now.
+    while (!taken && (held == 0 || LifeOf(held) == Life::kDead)) {
+      taken = lane.owner.compare_exchange_strong(held, owner_, std::memory_order_acq_rel);
+    }
+    if (!taken) continue;
     // From here on the open slots of owners before are nobody's, and the learner takes them back.
     incarnation_ = lane.incarnation.fetch_add(1, std::memory_order_acq_rel) + 1;
     return;
@@ -118,7 +124,8 @@ int64_t Actor::AwaitAnswer(uint32_t asked, int64_t deadline) {
 void Actor::Leave() {
   if (owner_ == 0) return;
   Lane& lane = ring_->lane(lane_);
-  if (lane.owner.load() == owner_ && lane.incarnation.load() == incarnation_) {
+  // A child that was forked has a copy of this, and not the lane.
+  if (OwnerPid(owner_) == getpid() && lane.owner.load() == owner_ && lane.incarnation.load() == incarnation_) {
     if (open_ >= 0) Abandon(static_cast<uint32_t>(open_));
     lane.until.store(0, std::memory_order_relaxed);
     uint64_t mine = owner_;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <random>
 
 #include "ffi/actors/process.h"
 #include "ffi/actors/segment.h"
@@ -101,6 +102,8 @@ Layout MakeLayout(const RingSpec& spec) {
   header.segment_bytes = RoundUp(end, kPage);
   header.layout_hash = HashOf(header, layout.columns.data());
   header.pid_namespace = PidNamespace();
+  std::random_device random;
+  header.identity = uint64_t{random()} << 32 | random() | 1;
   return layout;
 }
 
@@ -126,13 +129,15 @@ Layout ReadLayout(const uint8_t* data, uint64_t bytes, const std::string& path) 
                     header.lanes_offset == sizeof(Header) + sizeof(Control) &&
                     header.slots_offset == header.lanes_offset + sizeof(Lane) * header.lanes &&
                     header.columns_offset == header.slots_offset + sizeof(Slot) * slots &&
-                    header.columns_offset + sizeof(Column) * header.columns <= bytes;
+                    header.columns_offset + sizeof(Column) * header.columns <= header.data_offset;
   if (!sane) throw foreign("a damaged header", "a ring", anew);
   layout.columns.resize(header.columns);
   std::memcpy(layout.columns.data(), data + header.columns_offset, sizeof(Column) * header.columns);
   if (HashOf(header, layout.columns.data()) != header.layout_hash) throw foreign("a damaged header", "a ring", anew);
   for (const Column& c : layout.columns) {
-    if (c.rank > kMaxRank || c.offset > bytes || c.bytes > bytes - c.offset || c.name[sizeof(c.name) - 1] != 0) {
+    if (c.kind > static_cast<uint32_t>(ColumnKind::kResponse) || c.rank > kMaxRank || c.offset < header.data_offset ||
+        c.offset > bytes || c.bytes > bytes - c.offset || c.name[sizeof(c.name) - 1] != 0 ||
+        c.dtype[sizeof(c.dtype) - 1] != 0) {
       throw foreign("a damaged header", "a ring", anew);
     }
   }

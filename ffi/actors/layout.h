@@ -41,7 +41,8 @@ struct Header {
   uint32_t requests;  // the most rows that an actor may ask about at once; 0: actors cannot ask
   uint64_t lanes_offset, slots_offset, columns_offset, data_offset;
   uint64_t pid_namespace;
-  uint8_t reserved[32];
+  uint64_t identity;  // random: the numbers of another ring's commits mean other trajectories, whatever its file
+  uint8_t reserved[24];
 };
 static_assert(sizeof(Header) == 128, "");
 

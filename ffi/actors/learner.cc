@@ -1,4 +1,6 @@
 // The learner's side of the ring.
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "ffi/actors/chain.h"
@@ -59,15 +61,18 @@ std::vector<Committed> Learner::Collect(uint32_t most) const {
   for (uint64_t number = NumberOf(head); number != consumed; --number) {
     if (index >= ring_->slots()) throw damaged(index, number);
     const Slot& slot = ring_->slot(index);
-    if (slot.number.load(std::memory_order_relaxed) != number) throw damaged(index, number);
+    const uint32_t length = slot.length.load(std::memory_order_relaxed);
+    if (slot.number.load(std::memory_order_relaxed) != number || length > ring_->layout().header.steps) {
+      throw damaged(index, number);
+    }
     if (number - consumed <= most) {
-      found.push_back({index,
-                       index / ring_->layout().header.slots,
-                       number,
-                       slot.sequence.load(std::memory_order_relaxed),
-                       {slot.length.load(std::memory_order_relaxed), slot.flags.load(std::memory_order_relaxed),
-                        slot.priority.load(std::memory_order_relaxed), slot.version.load(std::memory_order_relaxed),
-                        slot.checksum.load(std::memory_order_relaxed)}});
+      found.push_back(
+          {index,
+           index / ring_->layout().header.slots,
+           number,
+           slot.sequence.load(std::memory_order_relaxed),
+           {length, slot.flags.load(std::memory_order_relaxed), slot.priority.load(std::memory_order_relaxed),
+            slot.version.load(std::memory_order_relaxed), slot.checksum.load(std::memory_order_relaxed)}});
     }
     index = slot.before.load(std::memory_order_relaxed);
   }
@@ -154,7 +159,10 @@ bool Learner::Answer(const Question& question) {
 
 void Learner::Leave() {
   if (owner_ == 0) return;
-  ring_->control().learner.compare_exchange_strong(owner_, 0, std::memory_order_acq_rel);
+  // A child that was forked has a copy of this, and not the ring.
+  if (OwnerPid(owner_) == getpid()) {
+    ring_->control().learner.compare_exchange_strong(owner_, 0, std::memory_order_acq_rel);
+  }
   owner_ = 0;
 }
 

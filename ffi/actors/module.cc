@@ -132,6 +132,7 @@ void AddRing(nb::module_& m) {
       .def_prop_ro("lanes", [](const Ring& ring) { return ring.layout().header.lanes; })
       .def_prop_ro("slots", [](const Ring& ring) { return ring.layout().header.slots; })
       .def_prop_ro("requests", [](const Ring& ring) { return ring.layout().header.requests; })
+      .def_prop_ro("identity", [](const Ring& ring) { return ring.layout().header.identity; })
       .def_prop_ro("committed", [](const Ring& ring) { return ring.control().head.load() >> 20; })
       .def_prop_ro("consumed", [](const Ring& ring) { return ring.control().consumed.load(); });
 }

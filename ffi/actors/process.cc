@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,28 +15,35 @@ namespace {
 constexpr int kStartBits = 40;
 constexpr uint64_t kStartMask = (uint64_t{1} << kStartBits) - 1;
 
-// State and start time out of /proc/<pid>/stat; false if there is no such process.
-bool ReadStat(int64_t pid, char* state, uint64_t* start) {
+enum class Stat { kRead, kGone, kUnknown };
+
+// State and start time out of /proc/<pid>/stat. Unknown: this process may have no file left to read it by, say; it must
+// not take a living one for dead.
+Stat ReadStat(int64_t pid, char* state, uint64_t* start) {
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%lld/stat", static_cast<long long>(pid));
   std::FILE* file = std::fopen(path, "re");
-  if (file == nullptr) return false;
+  if (file == nullptr) return errno == ENOENT || errno == ESRCH ? Stat::kGone : Stat::kUnknown;
   char text[1024];
+  errno = 0;
   const size_t n = std::fread(text, 1, sizeof(text) - 1, file);
+  // One that ends meanwhile reads as nothing, with ESRCH.
+  const bool gone = n == 0 && errno == ESRCH;
   std::fclose(file);
+  if (gone) return Stat::kGone;
   text[n] = 0;
   // The name, in parentheses, may hold anything; what follows its last ')' does not.
   char* at = std::strrchr(text, ')');
-  if (at == nullptr || at[1] != ' ') return false;
+  if (at == nullptr || at[1] != ' ') return Stat::kUnknown;
   *state = at[2];
   at += 2;
   for (int field = 3; field < 22; ++field) {
     at = std::strchr(at, ' ');
-    if (at == nullptr) return false;
+    if (at == nullptr) return Stat::kUnknown;
     ++at;
   }
   *start = std::strtoull(at, nullptr, 10);
-  return true;
+  return Stat::kRead;
 }
 
 }  // namespace
@@ -50,7 +58,7 @@ uint64_t OwnerOf(int64_t pid) {
   if (pid == 0) pid = getpid();
   char state;
   uint64_t start;
-  if (!ReadStat(pid, &state, &start) || state == 'Z' || state == 'X') return 0;
+  if (ReadStat(pid, &state, &start) != Stat::kRead || state == 'Z' || state == 'X') return 0;
   return OwnerWord(pid, start);
 }
 
@@ -58,7 +66,8 @@ Life LifeOf(uint64_t owner) {
   if (owner == 0) return Life::kNone;
   char state;
   uint64_t start;
-  if (!ReadStat(OwnerPid(owner), &state, &start)) return Life::kDead;
+  const Stat found = ReadStat(OwnerPid(owner), &state, &start);
+  if (found != Stat::kRead) return found == Stat::kGone ? Life::kDead : Life::kRunning;
   if (OwnerWord(OwnerPid(owner), start) != owner || state == 'Z' || state == 'X') return Life::kDead;
   return state == 'T' || state == 't' ? Life::kStopped : Life::kRunning;
 }

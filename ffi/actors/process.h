@@ -20,7 +20,8 @@ int64_t OwnerPid(uint64_t owner);
 uint64_t OwnerOf(int64_t pid);
 
 // Whether the process that the word stands for runs, is stopped (SIGSTOP, a debugger), or is gone. One that has ended
-// and that nobody has waited for (a zombie) is gone.
+// and that nobody has waited for (a zombie) is gone. One that cannot be looked at (no file left to open) counts as
+// running.
 Life LifeOf(uint64_t owner);
 
 // The number of this process's PID namespace: in another one, process numbers mean other processes. 0: not known.

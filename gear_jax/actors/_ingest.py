@@ -5,7 +5,7 @@ Shapes: R slots of the ring, n trajectories of a drain, A of the call that adds 
 
 import contextlib
 import dataclasses
-import os
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.actors import _columns, _limited, _ring, _serve, _wait
+from gear_jax.actors import _limited, _match, _ring, _serve, _wait
 from gear_jax.actors._errors import (
     RingClosedError,
     RingError,
@@ -86,6 +86,8 @@ class Ingest:
       limiter: of this table. `drain` then takes no more out of the ring than it lets in, and the actors wait once
         their slots are full; `await_sample` waits for it. None: all that is committed comes in.
 
+    One thread may `drain` while another one calls `serve`.
+
     Attributes:
       ring: the `Ring`; actors need `ring.name`.
       last: the `Drained` of the last drain that found anything, or None.
@@ -112,7 +114,7 @@ class Ingest:
         if ring is None:
             ring = _own_ring(replay, actors, slots, name, ask, answer, rows, directory)
         self.ring = open_ring(ring, directory) if isinstance(ring, str) else ring
-        _check_columns(self.ring, replay)
+        _match.check_columns(self.ring, replay.config)
         if self.ring.closed:
             fix = "Make another, with another name, or remove it: open_ring(name).unlink()."
             got = f"ring {self.ring.name!r}, which its learner has closed"
@@ -125,7 +127,9 @@ class Ingest:
         self._counts = dict.fromkeys(names, 0)
         self._devices = 1 if replay.placement is None else replay.placement.devices
         self.last: Drained | None = None
-        self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
+        self._observed = False
+        self._taking = threading.RLock()  # a thread that serves must not `reclaim` meanwhile
+        self._leave = weakref.finalize(self, self._learner.leave)
 
     def __enter__(self) -> "Ingest":
         return self
@@ -170,8 +174,10 @@ class Ingest:
         until = _wait.deadline("timeout", timeout)
         self._tend()
         if self.limiter is not None:
-            if self._replay.config.limited:
+            # Once at least: a state that was restored holds what the limiter has not seen come in.
+            if self._replay.config.limited or not self._observed:
                 self.limiter.observe(_statistics.trajectories(state))
+            self._observed = True
             most = min(self.limiter.may_insert(), 2**31 - 1 if most is None else most)
             if not most:
                 self._counts["held_back"] += bool(self._learner.pending)
@@ -179,8 +185,14 @@ class Ingest:
         if timeout and not self._learner.pending:
             _wait.in_slices(self._learner.await_commit, until, bool)
             self._tend()
+        with self._taking:
+            return self._take(state, 2**31 - 1 if most is None else most, admit)
+
+    def _take(
+        self, state: ReplayState, most: int, admit: Callable[[Drained], np.ndarray] | None
+    ) -> tuple[ReplayState, int]:
         with translated():
-            batch = self._learner.collect(2**31 - 1 if most is None else most)
+            batch = self._learner.collect(most)
         if not len(batch):
             return state, 0
         found = _drained(batch.fields())
@@ -190,7 +202,9 @@ class Ingest:
             found = dataclasses.replace(found, admitted=found.admitted & self.limiter.fresh(found.version))
         if found.admitted.any():
             state, handles = self._add(state, found)
-            found = dataclasses.replace(found, handles=handles)
+            # What the table itself finds too stale gets no slot.
+            there = handles.slot >= 0 if self._replay.config.max_staleness is not None else True
+            found = dataclasses.replace(found, handles=handles, admitted=found.admitted & there)
         self._learner.consume(batch)
         self.last = found
         if self.limiter is not None:
@@ -293,7 +307,7 @@ class Ingest:
     def reclaim(self) -> int:
         """Takes back the lanes and open slots of dead actors, as `drain` and `serve` do; returns how many slots."""
         self._check_open()
-        with translated():
+        with self._taking, translated():
             return self._learner.reclaim()
 
     def close(self, keep: bool = False) -> None:
@@ -324,11 +338,6 @@ class Ingest:
         by_name = dict(zip(self.ring.names, self.ring.columns, strict=True))
         config = self._replay.config
         return config.tree.unflatten([_alias(by_name[name]) for name in config.names])
-
-
-def _leave(learner: Any, owner: int) -> None:
-    if os.getpid() == owner:  # not a child that was forked
-        learner.leave()
 
 
 def _drained(fields: dict[str, np.ndarray]) -> Drained:
@@ -382,32 +391,6 @@ def _own_ring(replay, actors, slots, name, ask, answer, rows, directory) -> Ring
                     RingForeignError, f"ring {name!r}", got=f"actors, slots, rows = {got}", wanted=f"{wanted}",
                     fix="Pass what it was made with, or another name, or remove it: open_ring(name).unlink().",
                 )  # fmt: skip
-            _check_asked(ring, ask, answer)
+            _match.check_asked(ring, ask, answer)
             return ring
     return _ring.create(columns, config.steps, actors, slots, name, ask, answer, rows, directory)
-
-
-def _check_asked(ring: Ring, ask: Any, answer: Any) -> None:
-    for what, arrays, tree in (("ask", ring.ask, ask), ("answer", ring.answer, answer)):
-        if tree is not None:
-            got = [(name, x.shape[2:], x.dtype) for name, x in arrays.items()]
-            wanted = [(name, spec.shape, spec.dtype) for name, spec in _columns.specs(what, tree)]
-            _compare(ring, what, got, wanted)
-
-
-def _check_columns(ring: Ring, replay: Replay) -> None:
-    config = replay.config
-    if ring.steps != config.steps:
-        _compare(ring, "T", [("T", (), ring.steps)], [("T", (), config.steps)])
-    got = [(name, x.shape[2:], x.dtype) for name, x in zip(ring.names, ring.columns, strict=True)]
-    wanted = [(name, spec.shape, spec.dtype) for name, spec in zip(config.names, config.columns, strict=True)]
-    _compare(ring, "columns", sorted(got), sorted(wanted))
-
-
-def _compare(ring: Ring, what: str, got: list[Any], wanted: list[Any]) -> None:
-    if [x[:2] for x in got] != [x[:2] for x in wanted] or [x[2] for x in got] != [x[2] for x in wanted]:
-        show = lambda entries: ", ".join(f"{name}: {x}{list(shape)}" for name, shape, x in entries)  # noqa: E731
-        raise error(
-            RingForeignError, f"ring {ring.name!r}: {what}", got=show(got), wanted=show(wanted),
-            fix="Make the ring from this table: Ingest(replay, actors=...).",
-        )  # fmt: skip

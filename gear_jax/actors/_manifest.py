@@ -5,10 +5,7 @@ committed and not acknowledged), 2 what the columns are, as JSON. The learner's 
 one for each process of its job. Each only reads the other's: nobody may write to foreign memory.
 """
 
-import hashlib
 import json
-import os
-import pathlib
 import zlib
 from typing import Any
 
@@ -24,7 +21,7 @@ VERSION = 1
 HEADER = np.dtype(
     [
         ("magic", "<u8"), ("version", "<u4"), ("capacity", "<u4"),
-        ("ring", "<u8"),  # which ring it is: the numbers of another one mean other trajectories
+        ("ring", "<u8"),  # its identity (ffi/actors/layout.h): the numbers of another one mean other trajectories
         ("published", "<u8"),  # the number of the last commit that has an entry
         ("consumed", "<u8"),  # up to here the slots are others' again
         ("pad", "<u8", (3,)),
@@ -37,9 +34,10 @@ ENTRY = np.dtype(
         ("check", "<u8"),  # of the others: an entry that is being written does not pass
     ]
 )  # fmt: skip
-ACKNOWLEDGED = np.dtype([("ring", "<u8"), ("number", "<u8")])
+# With a check of its own: of a new ring with the old one's number, half of each, much would be lost.
+ACKNOWLEDGED = np.dtype([("ring", "<u8"), ("number", "<u8"), ("check", "<u8"), ("pad", "<u8")])
 
-_MOST_JSON = 1 << 20
+MOST_JSON = 1 << 20
 
 
 class Manifest:
@@ -51,7 +49,7 @@ class Manifest:
 
     def __init__(self, ring: Ring):
         capacity = ring.actors * ring.slots  # no more can be committed and not acknowledged
-        self.ring = identity(ring)
+        self.ring = int(ring.held.identity)
         self.memory = np.zeros(HEADER.itemsize + capacity * ENTRY.itemsize, np.uint8)
         self._header = self.memory[: HEADER.itemsize].view(HEADER)[0]
         self._entries = self.memory[HEADER.itemsize :].view(ENTRY)
@@ -84,16 +82,22 @@ class Manifest:
         self._header["published"] = rows["number"][-1]
 
 
-def identity(ring: Ring) -> int:
-    """A number that stands for a ring as long as it lives, whichever process shows it."""
-    status = os.stat(ring.path)
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text()
-    words = f"{boot} {status.st_dev} {status.st_ino}".encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") | 1
+def acknowledged(ring: int, number: int) -> np.ndarray:
+    """What the learner's host says: that it has the commits of a ring up to a number."""
+    row = np.zeros(1, ACKNOWLEDGED)
+    row["ring"], row["number"] = ring, number
+    row["check"] = checks(row)
+    return row[0]
+
+
+def acknowledgement(raw: np.ndarray, ring: int) -> int:
+    """The number that was said for a ring, 0 if none was, or it is being written."""
+    row = raw.view(ACKNOWLEDGED)
+    return int(row["number"][0]) if row["ring"][0] == ring and row["check"][0] == checks(row)[0] else 0
 
 
 def checks(rows: np.ndarray) -> np.ndarray:
-    """The check of each entry."""
+    """The check of each entry, or acknowledgement."""
     plain = rows.copy()
     plain["check"] = 0
     return np.array([zlib.crc32(row.tobytes()) | 1 << 32 for row in plain], np.uint64)
@@ -143,26 +147,32 @@ def describe(ring: Ring) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).copy()
 
 
-def offsets(raw: bytes, ring: Ring, who: str) -> tuple[int, dict[str, int]]:
+def offsets(raw: bytes, ring: Ring, who: str, region_bytes: int) -> tuple[int, dict[str, int]]:
     """The slots of a relay's ring, and the byte at which each of the own ring's columns begins in it.
 
     Raises:
-      RingForeignError: if the relay's columns or T are others, or this is no description.
+      RingForeignError: if the relay's columns or T are others, do not lie in its region, or this is no description.
     """
     fix = "Make the relay's ring for the learner's TableSpec."
     own = [(name, x.dtype.name, list(x.shape[2:])) for name, x in zip(ring.names, ring.columns, strict=True)]
     wanted = _shown(ring.steps, own)
     try:
-        text = json.loads(raw[:_MOST_JSON].decode())
+        text = json.loads(raw[:MOST_JSON].decode())
         steps, slots = int(text["steps"]), int(text["slots"])
         columns = [(str(n), str(d), [int(i) for i in shape], int(at)) for n, d, shape, at in text["columns"]]
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         got = f"{type(e).__name__} in what it says of its columns"
         raise error(RingForeignError, who, got=got, wanted=wanted, fix=fix) from None
     got = _shown(steps, [c[:3] for c in columns])
-    if got != wanted or slots < 1 or any(c[3] < 0 for c in columns):
+    if got != wanted or slots < 1:
         raise error(RingForeignError, who, got=got, wanted=wanted, fix=fix)
-    return slots, {name: offset for name, _, _, offset in columns}
+    found = {name: offset for name, _, _, offset in columns}
+    for name, x in zip(ring.names, ring.columns, strict=True):
+        end = found[name] + slots * steps * x[0, 0].nbytes
+        if found[name] < 0 or end > region_bytes:
+            got, wanted = f"column {name!r} at bytes {found[name]} to {end}", f"bytes below {region_bytes}"
+            raise error(RingForeignError, who, got=got, wanted=wanted, fix="Start the relay anew.")
+    return slots, found
 
 
 def _shown(steps: int, columns: list[Any]) -> str:

@@ -1,6 +1,5 @@
 """Actors on another machine than the learner: the ring there, and what takes it over. No jax in here."""
 
-import os
 import threading
 import time
 import types
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_jax._errors import type_error
+from gear_jax._errors import type_error, value_error
 from gear_jax.actors import _manifest, _serve, _wait
 from gear_jax.actors._errors import RingClosedError, core, error, translated
 from gear_jax.actors._ring import Ring, open_ring
@@ -41,6 +40,7 @@ class Relay:
       start_timeout: seconds to wait for the learner.
 
     Raises:
+      TypeError, ValueError: for what is no ring, or one with `ask`.
       RingBusyError: if the ring has a learner, or a relay, that lives. TransportError: as `Session`.
     """
 
@@ -51,16 +51,25 @@ class Relay:
         self.ring = open_ring(ring) if isinstance(ring, str) else ring
         if not isinstance(self.ring, Ring):
             raise type_error("ring", got=type(ring).__name__, wanted="a Ring or its name", fix="See make_ring.")
+        if self.ring.rows:
+            fix = "Make it without ask=, and give these actors their own policy."
+            raise value_error("ring", got="one with ask", wanted="one without: nobody answers here", fix=fix)
         with translated():
             self._learner = core().Learner(self.ring.held)
         self._manifest = _manifest.Manifest(self.ring)
-        self._leave = weakref.finalize(self, _leave, self._learner, os.getpid())
+        self._leave = weakref.finalize(self, self._learner.leave)
         self._publish()
         regions = [self.ring.held.bytes(), self._manifest.memory, _manifest.describe(self.ring)]
         try:
             self._session = Session(
-                job, regions, transport, deadline=deadline, start_timeout=start_timeout, number=SESSION,
-                peers=[learner], **options,
+                job,
+                regions,
+                transport,
+                deadline=deadline,
+                start_timeout=start_timeout,
+                number=SESSION,
+                peers=[learner],
+                **options,
             )
         except BaseException:
             self._leave()
@@ -147,19 +156,13 @@ class Relay:
             raw = self._session.read(self._from, 0, self._rank * size, size)
         except TransportError:
             return 0  # the session connects again
-        said = raw.view(_manifest.ACKNOWLEDGED)[0]
-        number = min(int(said["number"]), published) if said["ring"] == self._manifest.ring else consumed
+        number = min(_manifest.acknowledgement(raw, self._manifest.ring), published)
         count = number - consumed
         if count > 0:
             self._manifest.consumed = number
             with translated():
                 self._learner.consume(self._learner.collect(count))
         return max(count, 0)
-
-
-def _leave(learner: Any, owner: int) -> None:
-    if os.getpid() == owner:  # not a child that was forked
-        learner.leave()
 
 
 def acknowledgements(processes: int) -> np.ndarray:

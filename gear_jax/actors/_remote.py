@@ -73,6 +73,7 @@ class RemoteActors:
             self._release()
             raise
         self._sources = [_Source(i) for i in range(len(job.addresses)) if i != job.rank]
+        self._next = 0  # the process whose turn it is to be first, so that none waits for ever where slots are few
         self._counts = {"trajectories": 0, "steps": 0, "reads_failed": 0, "full": 0}
         self._stop, self._problem = threading.Event(), None
         self._thread = threading.Thread(target=self._run, name="gear_jax remote actors", daemon=True)
@@ -127,6 +128,7 @@ class RemoteActors:
         assert session is not None
         alive = session.alive
         there = [s for s in self._sources if alive[s.rank] and s.problem is None and session.region_bytes(s.rank, 1)]
+        there.sort(key=lambda s: (s.rank - self._next) % len(self._acks))
         raw = [np.zeros(_manifest.HEADER.itemsize, np.uint8) for _ in there]
         states = session.read_into([(s.rank, 1, 0, x) for s, x in zip(there, raw, strict=True)])
         moved = 0
@@ -134,7 +136,9 @@ class RemoteActors:
             if state != "ok":
                 continue
             try:
-                moved += self._take(source, header)
+                took = self._take(source, header)
+                if took:
+                    self._next, moved = source.rank + 1, moved + took
             except RingError as e:  # of this relay; the others go on
                 source.problem = e
         return moved
@@ -158,9 +162,11 @@ class RemoteActors:
         if any(state != "ok" for state in states):
             return 0
         rows = _manifest.good(np.concatenate([x for _, x in parts]), first)
-        if (rows["length"] > self.ring.steps).any() or (rows["slot"] >= source.slots).any():
-            got = f"a trajectory of {rows['length'].max()} steps in slot {rows['slot'].max()}"
-            wanted = f"at most {self.ring.steps} steps, slots below {source.slots}"
+        if not len(rows):
+            return 0
+        if not ((rows["length"] > 0) & (rows["length"] <= self.ring.steps) & (rows["slot"] < source.slots)).all():
+            got = f"trajectories of {rows['length'].min()} to {rows['length'].max()} steps in slot {rows['slot'].max()}"
+            wanted = f"1 to {self.ring.steps} steps, slots below {source.slots}"
             raise error(RingForeignError, who, got=got, wanted=wanted, fix="Start the relay anew.")
         return self._move(source, rows)
 
@@ -168,10 +174,11 @@ class RemoteActors:
         """Learns what a relay's ring looks like, when it is there for the first time or again."""
         session = self._session
         assert session is not None
-        text = np.zeros(session.region_bytes(source.rank, 2), np.uint8)
+        text = np.zeros(min(session.region_bytes(source.rank, 2), _manifest.MOST_JSON), np.uint8)
         if session.read_into([(source.rank, 2, 0, text)]) != ["ok"]:
             return False
-        source.slots, source.offsets = _manifest.offsets(text.tobytes(), self.ring, who)
+        region = session.region_bytes(source.rank, 0)
+        source.slots, source.offsets = _manifest.offsets(text.tobytes(), self.ring, who, region)
         source.ring, source.taken = ring, 0
         return True
 
@@ -209,5 +216,5 @@ class RemoteActors:
             actor.abandon(slot)
         self._counts["trajectories"] += failed
         self._counts["reads_failed"] += len(rows) - failed
-        self._acks[source.rank] = (source.ring, source.taken)
+        self._acks[source.rank] = _manifest.acknowledged(source.ring, source.taken)
         return failed

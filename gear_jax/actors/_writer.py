@@ -3,7 +3,9 @@
 Shapes: T steps of a slot, E rows that an actor asks about at once.
 """
 
+import os
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from gear_jax import _env
 from gear_jax._errors import type_error, value_error
 from gear_jax.actors import _columns, _wait
-from gear_jax.actors._errors import RingClosedError, RingTimeoutError, core, error, translated
+from gear_jax.actors._errors import RingBusyError, RingClosedError, RingTimeoutError, core, error, translated
 from gear_jax.actors._ring import Ring, open_ring
 
 # What jax makes of 64-bit arrays where x64 is off; for Python's own numbers, which kinds of dtypes take them.
@@ -58,7 +60,8 @@ class Writer:
         self._slot: int | None = None
         self._views: list[np.ndarray] = []
         self._steps = core().Steps(self.ring.names, self.ring.columns)
-        self._left = False
+        self._left, self._process = False, os.getpid()
+        _writers.add(self)
 
     def __enter__(self) -> "Writer":
         return self
@@ -124,7 +127,8 @@ class Writer:
         Args:
           length: its steps, 1 to T; None: those that were appended.
           priority: as in `Replay.add`; None: the largest that the table has seen.
-          version: any 64-bit number, of the policy that acted, say; `Ingest.last.version` has it.
+          version: any 64-bit number, of the policy that acted, say; `Ingest.last.version` has it. Where the table has
+            `max_staleness`, tell it: version 0 is too stale soon.
           checksum: any unsigned 64-bit number; `Ingest.last.checksum` has it.
 
         Returns:
@@ -137,6 +141,7 @@ class Writer:
         """
         length = self.length if length is None else length
         if self._slot is None or not 1 <= length <= self.ring.steps:
+            self._check_process()
             got = f"{length} steps" if self._slot is not None else "no open trajectory"
             fix = "Append steps first, or write them into begin()'s arrays and pass length."
             raise value_error("commit: length", got=got, wanted=f"1 to T = {self.ring.steps} steps", fix=fix)
@@ -154,6 +159,7 @@ class Writer:
 
     def abandon(self) -> None:
         """Drops the steps since the last commit."""
+        self._check_process()
         if self._slot is not None:
             self._actor.abandon(self._slot)
         self._slot, self.length, self._views = None, 0, []
@@ -235,6 +241,12 @@ class Writer:
     def _check_open(self) -> None:
         if self._left:
             raise error(RingClosedError, "Writer", got="a closed one", wanted="an open one", fix="Make a new Writer.")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:  # two would write to the same slots
+            got, wanted = "a call in a forked process", f"one of process {self._process}, which has the lane"
+            raise error(RingBusyError, "Writer", got=got, wanted=wanted, fix="Make the Writer after the fork.")
 
     def _check_closed(self, closed: bool) -> None:
         if closed:
@@ -249,6 +261,18 @@ class Writer:
             RingTimeoutError, f"{what}: timeout", got=f"{learner} on ring {self.ring.name!r}", wanted=wanted,
             fix="Look after the learner, give the ring more slots, or raise the timeout.",
         )  # fmt: skip
+
+
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _forget_slots() -> None:
+    # In a child that was forked: no call there finds an open slot, so that each looks whose writer this is.
+    for writer in list(_writers):
+        writer._slot, writer.length, writer._views = None, 0, []
+
+
+os.register_at_fork(after_in_child=_forget_slots)
 
 
 def _checked(what: str, name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:

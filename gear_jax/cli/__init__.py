@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         "top",
         help="show live what learners and their actors are doing",
         description="Shows the counters of learners that write them (gear_jax.metrics.FileWriter), and the rings of "
-        "actors, until Ctrl-C. Exit status 0; 1 for a file that cannot be read.",
+        "actors, until Ctrl-C (exit status 130) or once (0); 1 for a file that cannot be read.",
     )
     live.add_argument("file", nargs="*", metavar="FILE", help="of a FileWriter (default: all learners of this user)")
     live.add_argument("--once", action="store_true", help="print it once")

@@ -36,7 +36,7 @@ def run(paths: Sequence[str], once: bool, every: float) -> int:
         return _repaint(paths, every)
     with Live(screen=True, auto_refresh=False) as live:
         while True:
-            live.update(Group(*map(_rich, _sections(paths)) or _NOTHING), refresh=True)
+            live.update(Group(*([_rich(s) for s in _sections(paths)] or [_NOTHING])), refresh=True)
             time.sleep(every)
 
 

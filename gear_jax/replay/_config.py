@@ -74,7 +74,9 @@ class Config:
     @property
     def frees_anywhere(self) -> bool:
         """Whether slots become free in another order than that in which they were filled."""
-        return self.limited and not (isinstance(self.selector, Queue) and self.max_staleness is None)
+        # A queue's go in the order they came in; streams close in another than they were opened in.
+        in_order = isinstance(self.selector, Queue) and self.max_staleness is None and not self.streams
+        return self.limited and not in_order
 
     @property
     def window_tree(self):

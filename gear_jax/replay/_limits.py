@@ -156,10 +156,13 @@ def _use_once(config: Config, state: ReplayState, chosen: Selection, wanted: jax
     read, ticket = ops.gather_rows(fields, here, ticket=ticket)
     length, generation, times = _axis.combine(read, axis)
     before, last = _repeats(slot) if config.selector.repeats else (jnp.uint32(0), jnp.ones(slot.shape, bool))
+    # In a state of a selector with more times there are some that have no draw left: they go now, or the rows that draw
+    # them would draw for ever.
+    over = (slot >= 0) & (times >= most) & last
     times = times + before
     taken = (slot >= 0) & (times < most)
     times = times + np.uint32(1)
-    spent = taken & (times == most)
+    spent = (taken & (times == most)) | over
     # Of the rows with one slot, that which brings the number it will have.
     written = jnp.where(taken & (last | spent), here, -1)
     counted = ops.scatter_rows(limits.times, written, times, ticket=ticket, in_flight=False)

@@ -37,12 +37,11 @@ def of_arrays(
 
 
 def trajectories(state: ReplayState) -> int:
-    """How many a state holds, from its counters: small arrays, where the lengths are as many as the slots."""
-    there = np.asarray(state.counters)
-    held = int64(there[:, Counter.INSERTED]) - int64(there[:, Counter.EVICTED])
-    if state.limits is not None:
-        left = np.asarray(state.limits.counters)
-        held -= int64(left[:, 0]) + int64(left[:, 1])  # used up, expired
+    """How many a state holds, over several processes this one's part of it. From its counters: small arrays, where the
+    lengths are as many as the slots."""
+    held = sum(int64(x[:, Counter.INSERTED]) - int64(x[:, Counter.EVICTED]) for x in _own(state.counters))
+    if state.limits is not None:  # used up, expired
+        held -= sum(int64(x[:, 0]) + int64(x[:, 1]) for x in _own(state.limits.counters))
     return held
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -169,6 +170,24 @@ def test_admit(replay, ingest, step, trajectory):
         with pytest.raises(ValueError, match=r"admit: got int64\[1\], wanted bool\[1\]"):
             ingest.drain(state, admit=lambda found: np.zeros(1, np.int64))
         assert ingest.pending == 1
+
+
+def test_nothing_is_reclaimed_while_a_drain_takes_it(replay, ingest, step):
+    # A thread that serves does so too: a slot may have been freed and committed anew between its two looks.
+    threads = []
+
+    def admit(found):
+        threads.append(threading.Thread(target=ingest.reclaim))
+        threads[0].start()
+        threads[0].join(0.2)
+        assert threads[0].is_alive()
+        return found.admitted
+
+    with Writer(ingest.ring) as writer:
+        write(writer, step, 1, 2)
+        assert ingest.drain(replay.init(), admit=admit)[1] == 1
+    threads[0].join(30)
+    assert not threads[0].is_alive()
 
 
 def test_what_add_refuses_is_still_in_the_ring(replay, ingest, step):

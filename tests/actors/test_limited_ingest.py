@@ -65,6 +65,17 @@ def test_what_is_too_much_stays_in_the_ring(ingest, trajectory):
     assert replay.stats(state)["inserted"] == 7 == ring.stats()["limiter"]["inserted"]
 
 
+def test_what_a_restored_table_holds_counts(ingest, trajectory):
+    replay, ring = ingest(RateLimiter(batch_size=4, capacity=32, min_size=3))
+    state, ready = ring.await_sample(replay.init(), timeout=0.0)
+    assert not ready
+    replay, ring = ingest(RateLimiter(batch_size=4, capacity=32, min_size=3))
+    rows = jax.tree.map(lambda x: np.stack([x] * 3), trajectory(0, 3))
+    state, _ = replay.add(state, rows, np.full(3, 3, np.int32))
+    state, ready = ring.await_sample(state, timeout=0.0)
+    assert ready and ring.stats()["limiter"]["size"] == 3
+
+
 def test_the_learner_waits_until_its_deadline(ingest, trajectory):
     replay, ring = ingest(RateLimiter(1.0, batch_size=2, capacity=32, min_size=3))
     state = replay.init()
@@ -146,7 +157,8 @@ def test_versions_reach_a_table_that_wants_them(ingest, trajectory):
         for version in (5, 7, 12, 2**40):
             write(writer, trajectory, 0, version=version)
         state, n = ring.drain(state)
-    assert n == 4 and replay.stats(state)["refused_stale"] == 1
+    assert n == 4 and replay.stats(state)["refused_stale"] == 1 == ring.stats()["refused"]
+    assert ring.last.admitted.tolist() == [False, True, True, True]
     assert ring.expire(state, 14).limits.current.tolist() == [14]
 
 

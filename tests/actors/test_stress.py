@@ -1,7 +1,6 @@
 """The stress test in short; `python -m gear_jax.testing.actors` is the long form."""
 
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.cpu
 
 def test_actors_killed_and_stopped_at_random():
     report = actors.stress(4000, actors=3, slots=4, seed=1, every=0.25)
-    assert report.trajectories >= 4000 and report.compared > 0
+    assert report.trajectories >= 4000 and report.compared > 0 and report.killed + report.stopped > 0
     assert report.steps > 4 * report.trajectories
 
 
@@ -77,4 +76,3 @@ def test_no_wait_outlasts_its_deadline_when_the_other_side_is_gone(shm):
             n, (state, more) = n + more, ingest.drain(state, timeout=0.2)
         assert ingest.drain(state, timeout=0.2)[1] == 0
         assert time.monotonic() - start < 20
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
