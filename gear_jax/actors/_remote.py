@@ -127,7 +127,7 @@ class RemoteActors:
         session = self._session
         assert session is not None
         alive = session.alive
-        there = [s for s in self._sources if alive[s.rank] and s.problem is None and session.region_bytes(s.rank, 1)]
+        there = [s for s in self._sources if alive[s.rank] and session.region_bytes(s.rank, 1)]
         there.sort(key=lambda s: (s.rank - self._next) % len(self._acks))
         raw = [np.zeros(_manifest.HEADER.itemsize, np.uint8) for _ in there]
         states = session.read_into([(s.rank, 1, 0, x) for s, x in zip(there, raw, strict=True)])
@@ -137,6 +137,7 @@ class RemoteActors:
                 continue
             try:
                 took = self._take(source, header)
+                source.problem = None  # it may be another relay by now
                 if took:
                     self._next, moved = source.rank + 1, moved + took
             except RingError as e:  # of this relay; the others go on
@@ -182,6 +183,18 @@ class RemoteActors:
         source.ring, source.taken = ring, 0
         return True
 
+    def _still(self, source: _Source, first: int) -> bool:
+        """Whether the slots of commits from `first` on have not become others' while they were read: an acknowledgement
+        to a learner before this one may only now have reached the relay.
+        """
+        session = self._session
+        assert session is not None
+        raw = np.zeros(_manifest.HEADER.itemsize, np.uint8)
+        if session.read_into([(source.rank, 1, 0, raw)]) != ["ok"]:
+            return False
+        header = raw.view(_manifest.HEADER)[0]
+        return int(header["ring"]) == source.ring and int(header["consumed"]) < first
+
     def _move(self, source: _Source, rows: np.ndarray) -> int:
         """Reads trajectories into free slots and commits them; how many."""
         session = self._session
@@ -205,6 +218,8 @@ class RemoteActors:
                 of.append(i)
         states = session.read_into(pieces)
         failed = min([len(rows), *(i for i, state in zip(of, states, strict=True) if state != "ok")])
+        if failed and not self._still(source, int(rows["number"][0])):
+            failed = 0
         for row, (actor, slot) in zip(rows[:failed], open_slots, strict=False):
             actor.commit(
                 slot, int(row["length"]), int(row["flags"]), float(row["priority"]), int(row["version"]),

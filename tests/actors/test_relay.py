@@ -364,3 +364,29 @@ def test_half_an_acknowledgement_says_nothing():
 
 def test_its_session_is_apart_from_those_of_replays():
     assert SESSION == 2**28
+
+
+def test_slots_that_became_others_while_they_were_read(learner, shm, table, addresses, monkeypatch):
+    """Nothing of them is taken."""
+    ring = make_ring(table, 1, 2, directory=shm)
+    job = lambda rank: transport.Job(rank, addresses[:2], SECRET)  # noqa: E731
+    started = []
+    thread = threading.Thread(target=lambda: started.append(Relay(ring, job(1))))
+    thread.start()
+    with RemoteActors(learner.ring, job(0), lanes=1) as remote:
+        thread.join(60)
+        (relay,) = started
+        source = remote._sources[0]
+        assert remote._still(source, 1) is (source.ring == ring.held.identity)
+        deadline = time.monotonic() + 30
+        while source.ring != ring.held.identity:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert remote._still(source, 1)
+        relay._manifest.consumed = 3
+        assert not remote._still(source, 3) and remote._still(source, 4)
+        relay._manifest.consumed = 0
+        source.ring += 1
+        assert not remote._still(source, 1)
+        relay.close()
+    ring.unlink()
