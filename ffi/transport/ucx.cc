@@ -292,6 +292,7 @@ bool UcxTransport::Post(int32_t peer, int32_t region, uint64_t offset, uint32_t 
     free_reads_.push_back(&reads_.back());
   }
   Read* const read = free_reads_.back();
+  free_reads_.pop_back();  // before the call, in which others may end and be free again
   *read = {this, connection, cookie};
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
@@ -300,8 +301,10 @@ bool UcxTransport::Post(int32_t peer, int32_t region, uint64_t offset, uint32_t 
   params.memory_type = UCS_MEMORY_TYPE_HOST;
   const ucs_status_ptr_t request = api_->ucp_get_nbx(
       connection->endpoint, to, bytes, connection->addresses[index] + offset, connection->keys[index], &params);
-  if (UCS_PTR_IS_ERR(request) && UCS_PTR_STATUS(request) == UCS_ERR_NO_RESOURCE) return false;
-  free_reads_.pop_back();
+  if (UCS_PTR_IS_ERR(request) && UCS_PTR_STATUS(request) == UCS_ERR_NO_RESOURCE) {
+    free_reads_.push_back(read);
+    return false;
+  }
   ++connection->under_way;
   if (!UCS_PTR_IS_PTR(request)) End(read, UCS_PTR_STATUS(request));
   return true;
