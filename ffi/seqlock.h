@@ -7,11 +7,12 @@
 
 namespace gear_jax {
 
-// Before the bytes: the odd stamp is seen no later than any of them. ThreadSanitizer knows no fences; it does not see
-// the readers either, which are in other processes or are network cards.
+// Before the bytes: the odd stamp is seen no later than any of them. A full fence, for memcpy may copy large pieces by
+// non-temporal stores, which on x86 stay behind an earlier store only where a fence says so. ThreadSanitizer knows no
+// fences; it does not see the readers either, which are in other processes or are network cards.
 inline void FenceAfterOpening() {
 #if !defined(__SANITIZE_THREAD__)
-  std::atomic_thread_fence(std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
 }
 

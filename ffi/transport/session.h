@@ -68,8 +68,8 @@ class Session final : public Reader {
 
   Counters counters() const;
 
-  // Ends all reads as kClosed, waits until nothing is under way, stops the thread and destroys the transport. Called
-  // from `done`, it does not wait. Thread-safe; a second call waits too.
+  // Gives what is under way half a second, ends all reads as kClosed, waits until nothing is under way, stops the
+  // thread and destroys the transport. Called from `done`, it does not wait. Thread-safe; a second call waits too.
   void Close();
 
  private:

@@ -14,7 +14,8 @@ constexpr size_t kPolled = 64;
 constexpr int kPostsInTurn = 64;
 constexpr auto kSpin = std::chrono::microseconds(20);  // before the thread sleeps while something is under way
 constexpr double kIdleSeconds = 60;
-constexpr double kUnsureSeconds = 1e-3;  // where a transport has no room, or a late read has yet to end
+constexpr double kUnsureSeconds = 1e-3;                  // where a transport has no room, or a late read has yet to end
+constexpr auto kDrain = std::chrono::milliseconds(500);  // that what is under way has to end by itself, at the end
 
 }  // namespace
 
@@ -314,6 +315,11 @@ void SessionLoop::Sleep() {
 
 void SessionLoop::ShutDown() {
   TakeWork();  // nothing comes after: the lock was taken since closing_ was set
+  // A peer over UCX that still answers when the connection is forced to end may not survive it.
+  const auto until = Clock::now() + kDrain;
+  while (under_way_ > 0 && Clock::now() < until) {
+    if (!Poll()) transport_->Wait(kUnsureSeconds);
+  }
   for (int32_t peer = 0; peer < peers; ++peer) Fail(peer, Status::kClosed, nullptr);
   while (under_way_ > 0) {
     if (!Poll()) transport_->Wait(kUnsureSeconds);

@@ -14,8 +14,9 @@ from gear_jax.actors._errors import RingClosedError, core, error, translated
 from gear_jax.actors._ring import Ring, open_ring
 from gear_jax.transport import Job, Session, TransportError
 
-SESSION = 1 << 28
-"""The number of the session between relays and their learner, apart from those of replays."""
+SESSION = 1 << 30
+"""The number of the session between relays and their learner, apart from those of replays (`replay._link`), which count
+from 2^20 on: ops find a session of this process by its number alone."""
 
 _RECLAIM_SECONDS = 0.25
 _SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two looks at what the learner acknowledged

@@ -1,5 +1,6 @@
 """What a `Replay` does with the other processes of a job: `exchange="rdma"`."""
 
+import contextlib
 import dataclasses
 import functools
 import weakref
@@ -98,6 +99,7 @@ class Connected:
             fix = "Call it outside jit."
             raise type_error("connect: state", got="a traced state", wanted="a concrete one", fix=fix)
         check_alive("connect", state)
+        jax.block_until_ready(state)  # what is still to run needs the session that there is
         self._link.close()
         state = self._calls.placed(state)
         state = state.replace(remote=_rebuilt(self._remote_table(), state.replace(columns=None), new_incarnation()))
@@ -107,8 +109,14 @@ class Connected:
 
     def close(self) -> None:
         """Lets no other process read this one's memory any more, and reads none; with `exchange="rdma"`. Do it before
-        the last state goes; the others go on without this process. `connect` opens it again."""
+        the last state goes; the others go on without this process. `connect` opens it again.
+
+        Waits for the last call of this replay; a program of your own that is still to run fails."""
         if self._link is not None:
+            last = None if self._link.last is None else self._link.last()
+            if last is not None and not last.is_deleted():
+                with contextlib.suppress(jax.errors.JaxRuntimeError):  # the state tells it to whoever uses it
+                    jax.block_until_ready(last)
             self._link.close()
 
     def counters(self) -> dict[str, int | float]:

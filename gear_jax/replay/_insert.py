@@ -90,6 +90,10 @@ def write_steps(config: Config, state: ReplayState, slot, values, lengths, start
     value = value + np.uint32(2) if whole is None else jnp.where(whole, value, value - np.uint32(1))
     stamps = state.remote.stamp, value
     columns, stamp = ops.scatter(state.columns, slot, values, lengths, starts, rows=rows, stamps=stamps, ticket=ticket)
+    if config.remote.processes > 1:
+        # A fetch of no rows fails where XLA has moved what the others read: bytes that it copies have no stamps.
+        none = jnp.zeros((0,), jnp.int32)
+        *_, ticket = ops.rdma_fetch(config.remote.rows, columns, stamp, none, none, none, none, ticket=ticket)
     return columns, note_remote(state.replace(ticket=ticket, remote=state.remote.replace(stamp=stamp)))
 
 

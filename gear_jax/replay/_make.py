@@ -76,7 +76,8 @@ def make_replay(
         columns in `pinned_host`. "collective": an all-to-all of the rows. None: "peer" where it can be had.
         `Replay.exchange` says which. "rdma", without a mesh: the table is spread over the processes of a job, each of
         which holds the partitions of its rank on its default device, adds to them, and reads the others' memory when it
-        samples. They need not call anything in step, and one that ends hurts no other. See docs/rdma.md.
+        samples. They need not call anything in step, and one that ends hurts no other. On a CPU only so far. See
+        docs/rdma.md.
       job: the processes, with exchange="rdma": a `gear_jax.transport.Job`; None: those of `jax.distributed`, or this
         one alone.
       transport: "verbs" or "ucx", with exchange="rdma"; None: the best that all processes have.
@@ -89,6 +90,7 @@ def make_replay(
 
     Raises:
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
+      NotImplementedError: for exchange="rdma" where jax's default device is no CPU.
     """
     placement = None
     if exchange == "rdma":

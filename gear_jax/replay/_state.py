@@ -52,7 +52,8 @@ class Sample(struct.PyTreeNode):
       length: `int32[B]`, the trajectory's steps.
       probability: `float32[B]`, of the trajectory (not of the step within it).
       weight: `float32[B]`, importance weight over the largest of the batch.
-      valid: `bool[B]`; False only where nothing selectable was left. Such a row is padding throughout.
+      valid: `bool[B]`; False only where nothing selectable was left, or, with `exchange="rdma"`, where the row was
+        overwritten before it had been read, or its process was lost. Such a row is padding throughout.
     """
 
     data: Any

@@ -191,7 +191,11 @@ class _Listener:
             if not self._handshakes.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._greet, args=(sock,), name="gear_jax-peer", daemon=True).start()
+            try:
+                threading.Thread(target=self._greet, args=(sock,), name="gear_jax-peer", daemon=True).start()
+            except RuntimeError:  # there can be no more threads now; the peer tries again
+                self._handshakes.release()
+                sock.close()
 
     def _greet(self, sock: socket.socket) -> None:
         channel = None

@@ -101,8 +101,12 @@ class Links:
                 for peer in self._reasons:
                     if peer not in self._dialling and peer not in self._paused and self._next[peer] <= now:
                         thread = threading.Thread(target=self._dial, args=(peer,), name="gear_jax-dial", daemon=True)
+                        try:
+                            thread.start()  # it waits for this lock before it says that it has ended
+                        except RuntimeError as e:  # there can be no more threads now
+                            self._reasons[peer], self._next[peer] = str(e), now + _LONGEST_PAUSE
+                            continue
                         self._dialling[peer] = thread
-                        thread.start()
             ended = self._look(channels)
             alive = self._native.alive()
             for peer, channel in channels.items():

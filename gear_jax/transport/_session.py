@@ -1,6 +1,8 @@
 """A session: memory that this process exposes to its job, and what it reads of the others'."""
 
+import atexit
 import itertools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -87,7 +89,10 @@ class Session:
             wanted = f"ranks of other processes, below {len(job.addresses)} and not {job.rank}"
             raise value_error("peers", got=self._peers, wanted=wanted, fix="Leave it out.")
         self._address = job.addresses[job.rank]
+        self._pid = os.getpid()
         _control.listen(self._address, job.secret, self.number, self._serve)
+        # Its threads must not run on while libraries that they use are torn down.
+        atexit.register(self._close_at_exit)
         try:
             self._start(time.monotonic() + start_timeout)
         except BaseException:
@@ -158,6 +163,7 @@ class Session:
             if closed.is_set():
                 return
             closed.set()
+        atexit.unregister(self._close_at_exit)
         _control.stop_listening(self._address, self.number)
         with self._inbound_lock:
             for channel in self._inbound.values():
@@ -169,6 +175,10 @@ class Session:
             self._native.close()
         if self._exposer is not None:
             self._exposer.close()
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._pid:  # a forked child has none of the threads
+            self.close()
 
     def __enter__(self) -> "Session":
         return self
@@ -298,24 +308,26 @@ class Session:
             return channel.send(_blob.Wait())
         if wish.transport != self._chosen:
             return channel.send(_blob.Refused(str(_mismatch("transport", hello.rank, wish.transport, self._chosen))))
-        with self._inbound_lock:
-            if self._closed[1].is_set():
-                return channel.send(_blob.Wait())
-            before, self._inbound[hello.rank] = self._inbound.get(hello.rank), channel
-            if before is not None:  # it was started again
-                before.close()
-            try:
-                blob = self._exposer.accept(hello.rank, wish.offer)
-            except TransportError as e:
-                return channel.send(_blob.Refused(str(e)))
-            channel.send(_blob.Opened(blob, self._exposer.regions()))
-        if self._links is not None:
-            self._links.hurry(hello.rank)
-        channel.wait_for_end()
-        with self._inbound_lock:
-            if self._inbound.get(hello.rank) is channel:
-                del self._inbound[hello.rank]
-                self._exposer.drop(hello.rank)
+        try:
+            with self._inbound_lock:
+                if self._closed[1].is_set():
+                    return channel.send(_blob.Wait())
+                before, self._inbound[hello.rank] = self._inbound.get(hello.rank), channel
+                if before is not None:  # it was started again
+                    before.close()
+                try:
+                    blob = self._exposer.accept(hello.rank, wish.offer)
+                except TransportError as e:
+                    return channel.send(_blob.Refused(str(e)))
+                channel.send(_blob.Opened(blob, self._exposer.regions()))
+            if self._links is not None:
+                self._links.hurry(hello.rank)
+            channel.wait_for_end()
+        finally:  # a peer that has gone, or was refused, keeps nothing here
+            with self._inbound_lock:
+                if self._inbound.get(hello.rank) is channel:
+                    del self._inbound[hello.rank]
+                    self._exposer.drop(hello.rank)
         return None
 
     def _raise_missing(self, missing: dict[int, str]) -> None:

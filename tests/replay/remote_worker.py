@@ -199,6 +199,8 @@ def killed(job, folder):
             now = "lost"
         elif np.allclose(probability * 3 * EACH, 1, rtol=1e-6):
             now = "all"
+        elif last is None:  # others have yet to add
+            continue
         else:  # the trajectories of two processes are left, and their probabilities sum to 1
             now = "without"
             np.testing.assert_allclose(probability * 2 * EACH, 1, rtol=1e-6)
@@ -206,7 +208,7 @@ def killed(job, folder):
         if now != last:
             print(f"{now} alive={replay.session.alive.tolist()} seconds={seconds:.2f}", flush=True)
             last = now
-        if opened is None and i == 20:
+        if opened is None and i >= 20:
             opened = descriptors()
     counters = replay.counters()
     print("counters", counters, "descriptors", opened, descriptors(), flush=True)

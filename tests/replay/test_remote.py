@@ -3,6 +3,7 @@
 import functools
 import re
 import secrets
+import types
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +202,7 @@ class Processes:
             _native.load("cpu").add_memory_reader(replay._link.number, rank, regions)
 
     def call(self, rank, name, *args):
-        self.replays[rank]._link.session = "open"
+        self.replays[rank]._link.session = types.SimpleNamespace(counters=dict)  # as if it was open
         self.replays[rank]._link._regions = _link._regions(_remote.regions(self.states[rank]))
         got = getattr(self.replays[rank], name)(self.states[rank], *args)
         self.states[rank], rest = got if isinstance(got, tuple) else (got, None)
@@ -474,6 +475,42 @@ def test_a_state_that_is_not_exposed_is_found_out(single):
             call(other, *args)
     other = remote.connect(other)  # nothing has consumed it
     assert not remote.sample(other, jax.random.key(0), 4)[1].valid.any()
+
+
+@pytest.mark.parametrize("name", ["add", "append"])
+def test_an_insertion_that_moves_what_others_read_is_found_out(processes, name):
+    group = processes(2, streams=3)
+    state, call = group.states[0], getattr(group.replays[0], name)
+    columns, lengths, _ = jax.tree.map(jnp.asarray, rows(0))
+    step = jax.tree.map(lambda x: x[:1, 0], columns)
+    args = {"add": (columns, lengths), "append": (jnp.zeros(1, jnp.int32), step, jnp.ones(1, bool))}[name]
+    with pytest.raises(FAILED, match=r"rdma_read: operand 0: got an array at .*donate the state"):
+        jax.block_until_ready(jax.jit(call)(state, *args)[0])
+    before = addresses(state)  # nothing has consumed it
+    state, _ = jax.jit(call, donate_argnums=0)(state, *args)
+    assert addresses(jax.block_until_ready(state)) == before
+    check_exposed(state)
+    run = jax.jit(lambda columns, rest: call(rest.replace(columns=columns), *args), donate_argnums=1)
+    with pytest.raises(FAILED, match=r"rdma_fetch: operand 0: got an array at .*donate the state"):
+        jax.block_until_ready(run(state.columns, state.replace(columns=None))[0])
+
+
+@pytest.mark.parametrize("how", ["scan", "cond"])
+def test_in_programs_of_several_everything_stays_where_it_is_exposed(processes, how):
+    group = processes(2, selectors.Prioritized())
+    step = functools.partial(a_step, group.replays[0])
+
+    def run(state, key):
+        if how == "scan":
+            return jax.lax.scan(step, state, jax.random.split(key, 3))[0]
+        return jax.lax.cond(jnp.sum(state.cursor) >= 0, lambda s, k: step(s, k)[0], lambda s, _: s, state, key)
+
+    run, state = jax.jit(run, donate_argnums=0), group.states[0]
+    before = addresses(state)
+    for i in range(2):
+        state = jax.block_until_ready(run(state, jax.random.key(i)))
+    assert addresses(state) == before
+    check_exposed(state)
 
 
 def test_connect_makes_anew_what_is_exposed(single):

@@ -3,6 +3,9 @@
 import concurrent.futures
 import contextlib
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -11,7 +14,7 @@ import pytest
 
 from gear_jax import transport
 from gear_jax.testing._peers import free_ports
-from gear_jax.transport import Job, Session, TransportError, _control, _kinds
+from gear_jax.transport import Job, Session, TransportError, _blob, _control, _kinds
 
 SECRET = b"s" * 32
 MEMORY = np.arange(1000, dtype=np.int32)
@@ -125,6 +128,7 @@ def test_processes_must_agree():
     found = errors(jobs(), {0: [MEMORY], 1: [MEMORY, MEMORY]}, start_timeout=3.0)
     assert any("regions of process" in text for text in found), found  # who ends first leaves the other alone
     found = errors(jobs(), number={0: 0, 1: 1}, start_timeout=1.0)
+    # Who ends first leaves the other with nobody to ask.
     assert len(found) == 2 and any("it has not got so far" in text for text in found), found
 
 
@@ -184,6 +188,42 @@ def test_many_sessions_leave_no_descriptors():
     while descriptors() > before:
         assert time.monotonic() < until, (before, descriptors())
         time.sleep(0.05)
+
+
+def test_a_refused_peer_keeps_nothing():
+    with open_sessions(jobs()) as (a, b):
+        links = b._links
+        with links.paused(0):
+            dropped = []
+            a._exposer.drop, drop = dropped.append, a._exposer.drop
+            b._native.disconnect(0)
+            channel, _ = b._dial(0)
+            channel.send(_blob.Open("ucx", b"no offer"))
+            assert isinstance(channel.receive(), _blob.Refused)
+            until = time.monotonic() + 10
+            while dropped != [1] or a._inbound:
+                assert time.monotonic() < until, (dropped, a._inbound)
+                time.sleep(0.01)
+            a._exposer.drop = drop
+            channel.close()
+            channel.release()
+
+
+def test_a_process_may_end_with_its_session_open():
+    program = """
+        import atexit, os, sys
+        import numpy as np
+        from gear_jax.transport import Job, Session
+        atexit.register(lambda: print(session._closed[1].is_set(), os.getpid() == first))  # runs last
+        session = Session(Job(0, (("127.0.0.1", int(sys.argv[1])),), bytes(32)), [np.zeros(9)], "ucx")
+        first = os.getpid()
+        if os.fork() == 0:
+            sys.exit()  # has none of the session's threads, and closes nothing
+        os.wait()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(free_ports(1)[0])]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, sorted(run.stdout.splitlines())) == (0, ["False False", "True True"]), run
 
 
 @pytest.mark.parametrize(

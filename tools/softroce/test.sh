@@ -17,7 +17,8 @@ status=0
 "$here/link_pyverbs.sh" "$venv"
 
 cd "$here/../.."
-secret=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
+GEAR_JAX_SECRET=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
+export GEAR_JAX_SECRET # handed on by name: others on the machine can read command lines
 echo "One guest: the C++ side; both sides and the contract of a transport; with jax, the ops"
 # What is compiled there runs once or twice.
 # shellcheck disable=SC2016 # the guest's shell expands these
@@ -27,4 +28,4 @@ echo "One guest: the C++ side; both sides and the contract of a transport; with 
     "$2" -m pytest -q --noconftest -p no:cacheprovider tests/rdma --ignore tests/rdma/test_fetch.py
     "$2" -m pytest -q --noconftest -p no:cacheprovider tests/rdma/test_fetch.py' - "$cpp_test" "$python"
 echo "Two guests: a job over a link, a process killed, a guest gone"
-"$here/run2.sh" --timeout 180 --mem 768M --env GEAR_JAX_SECRET="$secret" -- "$python" tests/rdma/two_guests.py
+"$here/run2.sh" --timeout 180 --mem 768M --env GEAR_JAX_SECRET -- "$python" tests/rdma/two_guests.py
