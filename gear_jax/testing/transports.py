@@ -164,6 +164,23 @@ def check_killed(make: Callable[..., Peers]) -> None:
             assert peers.ask(2, do="read", peer=other, region=0, offset=0, bytes=MEBIBYTE) == "ok"
 
 
+def check_killed_reader(make: Callable[..., Peers], kills: int = 3) -> None:
+    """A process that is killed while it reads takes nobody with it: whom it read goes on, and is read by the others."""
+    size = 4 * MEBIBYTE
+    with make((size,), processes=3) as peers:
+        for kill in range(kills):
+            for _ in range(50):
+                peers.tell(2, do="read", peer=1, region=0, offset=0, bytes=size)
+            time.sleep(0.01 * (kill % 5 + 1))
+            peers.kill(2)
+            peers.wait_until(2, alive=False)
+            assert peers.ask(1, do="read", peer=0, region=0, offset=0, bytes=MEBIBYTE) == "ok"
+            assert _status(peers, 1, 0, 0, MEBIBYTE) == "ok"
+            peers.start(2)
+            assert peers.answer(2) == "ready"
+        assert peers.session.counters()["losses"] >= kills
+
+
 def check_stopped(make: Callable[..., Peers]) -> None:
     """A process that stands still (SIGSTOP): reads of it end by the deadline, and work again when it goes on."""
     with make((MEBIBYTE,), deadline=1.0) as peers:
