@@ -204,7 +204,7 @@ def other_columns(**changes):
         (gear.TableSpec(COLUMNS, 5, 24), {}, "capacity: got 12, wanted 24"),
         (TABLE, {"partitions": 2}, "partitions: got 1, wanted 2"),
         (TABLE, {"streams": 2}, "streams: got 0, wanted 2"),
-        (TABLE, {"selector": gear.selectors.TopK()}, r"selector: got Uniform\(\), wanted TopK\(\)"),
+        (TABLE, {"selector": gear.selectors.TopK()}, r"selector: got Uniform\(times=None\), wanted TopK\(\)"),
         (TABLE, {"eviction": gear.selectors.LowestPriority()}, r"eviction: got Fifo\(\), wanted LowestPriority\(\)"),
         (TABLE, {"windows": gear.Window(-1, 2), "anchor": "full"}, "shortest_trajectory: got 1, wanted 2"),
     ],

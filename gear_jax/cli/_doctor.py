@@ -17,6 +17,7 @@ _DONE = "a table was filled and sampled."
 EXTRAS = {
     "cuda": ("cupy-cuda13x>=13.6",),
     "datasets": ("h5py>=3.11", "minari[hdf5,arrow]>=0.5.3", "gymnasium[mujoco]>=1.2", "tqdm>=4.66"),
+    "metrics": ("prometheus_client>=0.20", "tensorboardX>=2.6.2", "rich>=13.0"),
     "examples": ("optax>=0.2.5", "matplotlib>=3.9", "tqdm>=4.66"),
     "rdma": ("libucx-cu12>=1.22",),
     "bench": ("flashbax>=0.1.3", "cpprb>=11.0", "matplotlib>=3.9"),

@@ -20,7 +20,8 @@ def test_make_replay(case):
         ({"partitions": 6}, ValueError, r"partitions: got 6 for a capacity of 64"),
         ({"partitions": 2}, ValueError, r"partitions: got 2 over 4 devices, wanted a multiple of 4.*partitions=4"),
         ({"streams": 6}, ValueError, r"streams: got 6 over 4 devices, wanted a multiple of 4.*streams=8"),
-        ({"exchange": "rdma"}, ValueError, r"exchange: got 'rdma', wanted one of \('peer', 'collective'\)"),
+        ({"exchange": "mpi"}, ValueError, r"exchange: got 'mpi', wanted one of \('peer', 'collective'\)"),
+        ({"exchange": "rdma"}, ValueError, r"mesh: got another with exchange='rdma', wanted None"),
         ({"memory": "disk"}, ValueError, r"memory: got 'disk'"),
     ]
     for options, kind, text in wrong:

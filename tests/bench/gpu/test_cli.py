@@ -62,4 +62,4 @@ def test_help_lists_the_rows(capsys):
 
 def test_the_other_benchmark_takes_its_device_too():
     assert cpu.parser().parse_args(["--device", "cpu"]).device == "cpu"
-    assert cpu._device(["--quick", "--device=gpu"]) == "gpu" and cpu._device(["--quick"]) is None
+    assert cpu._kind(["--quick", "--device=gpu"])[0] == "gpu" and cpu._kind(["--quick"])[0] is None
