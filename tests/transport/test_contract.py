@@ -28,6 +28,15 @@ def test_ucx(check, way):
     transports.check(check, "ucx", WAYS[way])
 
 
+def test_readers_that_are_killed_one_after_the_other():
+    """UCX's own way to answer a read ends the process that answers, now and then."""
+
+    def make(sizes, processes=2, **arguments):
+        return Peers("ucx", sizes, processes, environment=WAYS["tcp"], **arguments)
+
+    transports.check_killed_reader(make, kills=5)
+
+
 def test_processes_of_one_host_read_each_other_directly():
     """The peer takes no part: it stands still meanwhile."""
     with Peers("ucx", (1 << 20,)) as peers:
