@@ -22,7 +22,7 @@ export GEAR_JAX_SECRET # handed on by name: others on the machine can read comma
 echo "One guest: the C++ side; both sides and the contract of a transport; with jax, the ops"
 # What is compiled there runs once or twice.
 # shellcheck disable=SC2016 # the guest's shell expands these
-"$here/run.sh" --timeout 480 --mem 1536M --env GEAR_JAX_RDMA=1 --env JAX_PLATFORMS=cpu \
+"$here/run.sh" --timeout 600 --mem 1536M --env GEAR_JAX_RDMA=1 --env JAX_PLATFORMS=cpu \
   --env XLA_FLAGS=--xla_backend_optimization_level=0 -- bash -ec '
     "$1" --gtest_brief=1
     "$2" -m pytest -q --noconftest -p no:cacheprovider tests/rdma --ignore tests/rdma/test_fetch.py
