@@ -16,6 +16,7 @@ import time
 from typing import Any, NamedTuple
 
 import _cartpole
+import _dqn_cli
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,36 +182,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--least-random", type=float, default=0.05, help="share of random actions after that")
     add("--plot", type=pathlib.Path, help="draw the learning curves to this file (needs matplotlib)")
     options = parser.parse_args(arguments)
-    for name in ("turns", "evaluate_every", "envs", "segment", "batch", "n", "seeds", "evaluate_envs"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: got {getattr(options, name)}, wanted at least 1")
-    if options.turns % options.evaluate_every:
-        parser.error(f"--turns: got {options.turns}, wanted a multiple of --evaluate-every {options.evaluate_every}")
-    if options.segment <= options.n:
-        parser.error(f"--segment: got {options.segment}, wanted more than --n {options.n}")
+    counts = ("turns", "evaluate_every", "envs", "segment", "batch", "n", "seeds", "evaluate_envs")
+    _dqn_cli.check(parser, options, counts)
     if options.capacity <= options.envs:
         parser.error(f"--capacity: got {options.capacity}, wanted more than --envs {options.envs}")
     return options
-
-
-def plot(path: pathlib.Path, outcomes: list[Outcome], target: float) -> None:
-    """Draws the learning curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for seed, outcome in enumerate(outcomes):
-        axes.plot(outcome.seconds, outcome.returns, marker="o", markersize=3, label=f"seed {seed}")
-    axes.axhline(target, color="black", linestyle="--", linewidth=1, label="target")
-    axes.set(xlabel="seconds, compilation aside", ylabel="greedy return", title="DQN on CartPole-v1, one program")
-    axes.set_ylim(0, HIGHEST * 1.05)
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -229,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{outcome.stats['sampled'] / outcome.seconds[-1]:,.0f} samples/s"
         )
     if options.plot:
-        plot(options.plot, outcomes, options.target)
+        _dqn_cli.plot(options.plot, outcomes, options.target, HIGHEST, "one program", "seconds, compilation aside")
         print(f"learning curves: {options.plot}")
     return 0 if all(o.returns[-1] >= options.target for o in outcomes) else 1
 

@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+import _dqn_cli
 import _gym_actor
 import jax
 import jax.numpy as jnp
@@ -230,34 +231,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--plot", type=pathlib.Path, help="draw the learning curves to this file (needs matplotlib)")
     options = parser.parse_args(arguments)
     counts = "seeds actors envs turns updates evaluate_every evaluate_envs segment capacity batch n".split()
-    for name in counts:
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: got {getattr(options, name)}, wanted at least 1")
-    if options.turns % options.evaluate_every:
-        parser.error(f"--turns: got {options.turns}, wanted a multiple of --evaluate-every {options.evaluate_every}")
-    if options.segment <= options.n:
-        parser.error(f"--segment: got {options.segment}, wanted more than --n {options.n}")
+    _dqn_cli.check(parser, options, counts)
     return options
-
-
-def plot(path: pathlib.Path, outcomes: list[Outcome], target: float) -> None:
-    """Draws the learning curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for seed, outcome in enumerate(outcomes):
-        axes.plot(outcome.seconds, outcome.returns, marker="o", markersize=3, label=f"seed {seed}")
-    axes.axhline(target, color="black", linestyle="--", linewidth=1, label="target")
-    axes.set(xlabel="seconds", ylabel="greedy return", title="DQN on CartPole-v1, actors in other processes")
-    axes.set_ylim(0, HIGHEST * 1.05)
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -275,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"samples/s, {counters['replay/sampled'] / counters['replay/inserted']:.0f} samples per insert"
         )
     if options.plot:
-        plot(options.plot, outcomes, options.target)
+        _dqn_cli.plot(options.plot, outcomes, options.target, HIGHEST, "actors in other processes", "seconds")
         print(f"learning curves: {options.plot}")
     return 0 if all(o.returns[-1] >= options.target for o in outcomes) else 1
 

@@ -70,9 +70,9 @@ auto BindGatherOperands(Binding&& binding) {
       .RemainingArgs();
 }
 
-// Binds the attributes, behind the results.
+// Binds the attributes that say what the table and its windows are, behind the results.
 template <typename Binding>
-auto BindGatherAttributes(Binding&& binding) {
+auto BindWindowAttributes(Binding&& binding) {
   return std::forward<Binding>(binding)
       .template Attr<int64_t>("slots")
       .template Attr<int64_t>("steps")
@@ -81,7 +81,13 @@ auto BindGatherAttributes(Binding&& binding) {
       .template Attr<Int64s>("anchored")
       .template Attr<Int64s>("pads")
       .template Attr<Int64s>("pad_values")
-      .template Attr<int64_t>("lead")
+      .template Attr<int64_t>("lead");
+}
+
+// Binds all attributes of a gather.
+template <typename Binding>
+auto BindGatherAttributes(Binding&& binding) {
+  return BindWindowAttributes(std::forward<Binding>(binding))
       .template Attr<bool>("masks")
       .template Attr<bool>("ordered")
       .template Attr<int64_t>("blocks");

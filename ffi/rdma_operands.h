@@ -65,15 +65,7 @@ auto BindRdmaShards(Binding&& binding) {
 
 template <typename Binding>
 auto BindRdmaFetchAttributes(Binding&& binding) {
-  return BindRdmaShards(std::forward<Binding>(binding)
-                            .template Attr<int64_t>("slots")
-                            .template Attr<int64_t>("steps")
-                            .template Attr<Int64s>("offsets")
-                            .template Attr<Int64s>("lengths")
-                            .template Attr<Int64s>("anchored")
-                            .template Attr<Int64s>("pads")
-                            .template Attr<Int64s>("pad_values")
-                            .template Attr<int64_t>("lead"))
+  return BindRdmaShards(BindWindowAttributes(std::forward<Binding>(binding)))
       .template Attr<int64_t>("tries")
       .template Attr<bool>("any")
       .template Attr<bool>("checks");
