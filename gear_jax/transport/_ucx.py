@@ -9,18 +9,22 @@ from typing import Any
 from gear_jax import _native
 from gear_jax.transport._errors import TransportError
 
-# UCX reads these when it is loaded. Its own defaults take SIGHUP for themselves, and write to the standard output.
-_DEFAULTS = {"UCX_DEBUG_SIGNO": "0", "UCX_LOG_FILE": "stderr"}
+# UCX reads these when it is loaded. Its own defaults rewrite the machine code of munmap, brk, madvise and others in the
+# process, while XLA's threads may be running it, for a cache of registrations that nothing here needs; take SIGHUP for
+# themselves; and write to the standard output.
+_DEFAULTS = {"UCX_MEM_EVENTS": "n", "UCX_DEBUG_SIGNO": "0", "UCX_LOG_FILE": "stderr"}
 
 
 @functools.cache
 def _load() -> None:
-    """Loads the package's libraries, which C++ then finds by name; without the package it looks for the system's."""
+    """Loads the package's libraries, which C++ finds by name; without the package, the system's."""
     ours = {name: value for name, value in _DEFAULTS.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("libucx").load_library()
+        library: Any = _native.load("cpu")
+        library.ucx_version()
     finally:
         for name in ours:
             del os.environ[name]

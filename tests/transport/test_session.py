@@ -226,6 +226,35 @@ def test_a_process_may_end_with_its_session_open():
     assert (run.returncode, sorted(run.stdout.splitlines())) == (0, ["False False", "True True"]), run
 
 
+def test_the_process_keeps_its_machine_code_and_signals():
+    program = """
+        import ctypes, sys
+        from gear_jax.transport import Job, Session
+
+        def caught():
+            return [line for line in open("/proc/self/status") if line.startswith("SigCgt")]
+
+        def code():
+            lines = [line.split() for line in open("/proc/self/maps")]
+            found = {l[5]: [] for l in lines if len(l) > 5 and l[1] == "r-xp" and l[5].startswith("/")}
+            for l in lines:
+                if len(l) > 5 and l[5] in found and l[1] == "r-xp":
+                    start, stop = (int(x, 16) for x in l[0].split("-"))
+                    found[l[5]].append(hash(ctypes.string_at(start, stop - start)))
+            return found
+
+        before, signals = code(), caught()
+        with Session(Job(0, [("127.0.0.1", int(sys.argv[1]))], b"s" * 32), [], number=0, transport="ucx"):
+            after = code()
+        assert any("libucp" in name for name in after)
+        assert not [name for name, x in before.items() if x != after[name]]
+        assert caught() == signals
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(free_ports(1)[0])]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and not run.stderr, run.stderr
+
+
 @pytest.mark.parametrize(
     ("regions", "options", "error", "match"),
     [
