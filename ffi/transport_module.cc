@@ -186,6 +186,7 @@ std::vector<std::string> Read(Session& session, const std::vector<PieceTuple>& p
   }
   std::vector<std::string> names;
   const nb::gil_scoped_release release;
+  if (session.ReadHere(p)) return std::vector<std::string>(p.size(), Name(Status::kOk));
   std::mutex mutex;
   std::condition_variable changed;
   bool ended = false;

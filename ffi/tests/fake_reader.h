@@ -4,7 +4,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -21,12 +24,15 @@ class FakeReader : public transport::Reader {
   FakeReader(int32_t self, std::vector<std::vector<transport::MemoryRegion>> regions)
       : self_(self), regions_(std::move(regions)) {}
   ~FakeReader() override {
-    for (std::thread& thread : threads_) {
-      if (thread.get_id() == std::this_thread::get_id()) {
-        thread.detach();  // its `done` held the last reference
-      } else {
-        thread.join();
-      }
+    {
+      const std::lock_guard<std::mutex> lock(asked_->mutex);
+      asked_->closed = true;
+      asked_->changed.notify_all();
+    }
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();  // its `done` held the last reference
+    } else if (thread_.joinable()) {
+      thread_.join();
     }
   }
 
@@ -53,8 +59,10 @@ class FakeReader : public transport::Reader {
       answer();
       return;
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    threads_.emplace_back(std::move(answer));
+    const std::lock_guard<std::mutex> lock(asked_->mutex);
+    asked_->answers.push_back(std::move(answer));
+    asked_->changed.notify_all();
+    if (!thread_.joinable()) thread_ = std::thread(&FakeReader::Loop, asked_);
   }
 
   bool Alive(int32_t) const override { return true; }
@@ -64,6 +72,28 @@ class FakeReader : public transport::Reader {
   const void* OwnRegion(int32_t region) const override { return regions_[self_].at(region).data; }
 
  private:
+  // What has been asked. The thread may outlive the reader.
+  struct Asked {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> answers;
+    bool closed = false;
+  };
+
+  static void Loop(std::shared_ptr<Asked> asked) {
+    std::unique_lock<std::mutex> lock(asked->mutex);
+    while (true) {
+      asked->changed.wait(lock, [&] { return asked->closed || !asked->answers.empty(); });
+      if (asked->answers.empty()) return;
+      std::function<void()> answer = std::move(asked->answers.front());
+      asked->answers.pop_front();
+      lock.unlock();
+      answer();
+      answer = nullptr;  // it may hold the reader
+      lock.lock();
+    }
+  }
+
   // As a network card does: nobody who checks the program knows of it. Stamps, which are four bytes, are in order with
   // what was read before.
   __attribute__((noinline, no_sanitize("thread"))) void Copy(const transport::Piece& piece) const {
@@ -82,8 +112,8 @@ class FakeReader : public transport::Reader {
   const int32_t self_;
   const std::vector<std::vector<transport::MemoryRegion>> regions_;
   std::atomic<int> reads_{0};
-  std::mutex mutex_;
-  std::vector<std::thread> threads_;
+  const std::shared_ptr<Asked> asked_ = std::make_shared<Asked>();
+  std::thread thread_;
 };
 
 }  // namespace gear_jax

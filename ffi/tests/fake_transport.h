@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -33,6 +34,7 @@ struct Behaviour {
 // What a test and its fake share; the fake dies with its session.
 struct FakeWorld {
   std::map<int32_t, std::vector<std::vector<uint8_t>>> memory;  // peer -> regions
+  std::map<int32_t, std::shared_ptr<const NearMemory>> near;    // peers that any thread may read
   uint64_t max_read = uint64_t{1} << 31;
   std::atomic<bool> reorders{false};
 
@@ -96,6 +98,11 @@ class FakeTransport final : public Transport {
       read.flushed = true;
       read.when = Clock::now() + Seconds(world_->Get(peer).flush_delay);
     }
+  }
+
+  std::shared_ptr<const NearMemory> Near(int32_t peer) const override {
+    const auto found = world_->near.find(peer);
+    return found == world_->near.end() ? nullptr : found->second;
   }
 
   bool Post(int32_t peer, int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) override {

@@ -384,7 +384,8 @@ TEST(Fetch, NoTornRowUnderAWriter) {
       FenceAfterOpening();
       std::memset(tables.shards[0][0].data() + slot * kBytes, static_cast<int>(*stamp / 2 + 1), kBytes);
       StoreStamp(stamp, *stamp + 1);
-      if (round % 64 == 0) std::this_thread::yield();
+      // Bursts, in which rows are torn, and time to read them whole.
+      if (round % 64 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   });
   Rows rows{{0, 0, 0, 0}, {0, 1, 2, 3}, {0, 0, 0, 0}, {1, 1, 1, 1}, {0, 0, 0, 0}};

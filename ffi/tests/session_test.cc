@@ -137,6 +137,92 @@ TEST_F(SessionTest, WhatIsOutOfBoundsIsRefusedWithoutTouchingTheWire) {
   EXPECT_TRUE(session_->Alive(0));
 }
 
+// Both peers' memory is this process's own, and may be read by any thread while `mark` stands.
+class NearTest : public SessionTest {
+ protected:
+  void Start() {
+    SessionTest::Start({}, kBytes);
+    for (const int32_t peer : {0, 2}) {
+      NearMemory near{mark_.Describe(), {}};
+      for (const auto& region : world_.memory[peer])
+        near.addresses.push_back(reinterpret_cast<uintptr_t>(region.data()));
+      world_.near[peer] = std::make_shared<const NearMemory>(std::move(near));
+      ASSERT_EQ(Connect(peer), "");
+    }
+    if (!CanRead(mark_.Describe())) GTEST_SKIP() << "a process may not read itself here";
+  }
+
+  static constexpr size_t kBytes = (1 << 20) + 1;
+  Mark mark_;
+};
+
+TEST_F(NearTest, ReadsWithoutTheProgressThread) {
+  Start();
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{4097}, kBytes - 1}) {
+    std::vector<uint8_t> to(bytes);
+    ASSERT_TRUE(session_->ReadHere({{2, 1, 1, bytes, to.data()}})) << bytes;
+    EXPECT_TRUE(Same(2, 1, 1, to)) << bytes;
+  }
+  std::vector<std::vector<uint8_t>> to(300, std::vector<uint8_t>(100));
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < to.size(); ++i) pieces.push_back({i < 200 ? 0 : 2, 0, 3 * i, 100, to[i].data()});
+  ASSERT_TRUE(session_->ReadHere(pieces));
+  for (size_t i = 0; i < to.size(); ++i) EXPECT_TRUE(Same(pieces[i].peer, 0, 3 * i, to[i]));
+  EXPECT_TRUE(session_->ReadHere({}));
+  EXPECT_TRUE(world_.posts.empty());
+  EXPECT_EQ(session_->counters().reads, 304u);
+  EXPECT_EQ(session_->counters().bytes, 1 + 4097 + (kBytes - 1) + 30000);
+}
+
+TEST_F(NearTest, LeavesAllElseToTheProgressThread) {
+  Start();
+  std::vector<uint8_t> to(kBytes);
+  const std::vector<Piece> others[] = {
+      {{2, 0, 0, kBytes, to.data()}},  // too much, and so are these two together
+      {{2, 0, 0, kBytes / 2 + 1, to.data()}, {0, 0, 0, kBytes / 2 + 1, to.data()}},
+      {{2, 0, kBytes, 1, to.data()}},
+      {{2, 0, UINT64_MAX, 2, to.data()}},
+      {{2, 0, 1, UINT64_MAX, to.data()}},
+      {{2, 2, 0, 1, to.data()}},
+      {{2, -1, 0, 1, to.data()}},
+      {{3, 0, 0, 1, to.data()}},
+      {{-1, 0, 0, 1, to.data()}},
+      {{kSelf, 0, 0, 1, to.data()}},
+      {{2, 0, 0, 1, to.data()}, {kSelf, 0, 0, 1, to.data()}},
+  };
+  for (const auto& pieces : others) EXPECT_FALSE(session_->ReadHere(pieces));
+  EXPECT_EQ(session_->counters().reads, 0u);
+  session_->Disconnect(2);
+  EXPECT_FALSE(session_->ReadHere({{2, 0, 0, 1, to.data()}}));
+  EXPECT_TRUE(session_->ReadHere({{0, 0, 0, 1, to.data()}}));
+  mark_.Clear();
+  EXPECT_FALSE(session_->ReadHere({{0, 0, 0, 1, to.data()}}));
+  session_->Close();
+  EXPECT_FALSE(session_->ReadHere({{0, 0, 0, 1, to.data()}}));
+}
+
+TEST_F(NearTest, CloseWaitsForIt) {
+  Start();
+  const std::vector<uint8_t> before = world_.memory[2][0];
+  std::atomic<int> running{3};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&]() {
+      std::vector<uint8_t> to(1 << 20);
+      while (session_->ReadHere({{2, 0, 1, to.size(), to.data()}})) {
+        EXPECT_TRUE(std::equal(to.begin(), to.end(), before.begin() + 1));
+      }
+      --running;
+    });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  session_->Disconnect(0);
+  EXPECT_EQ(running, 3);
+  session_->Close();
+  std::fill(world_.memory[2][0].begin(), world_.memory[2][0].end(), uint8_t{0});  // nobody reads this
+  for (auto& thread : threads) thread.join();
+}
+
 TEST_F(SessionTest, PeersTakeTurns) {
   Options options;
   options.chunk = 64;

@@ -117,6 +117,17 @@ TEST_P(UcxTest, ReadsEverySize) {
             (Statuses{Status::kOk, Status::kRefused, Status::kRefused}));
 }
 
+TEST_P(UcxTest, TheCallerReadsWhatIsNear) {
+  const bool near = std::string(GetParam()).find("cma") != std::string::npos;
+  std::vector<uint8_t> to(1000);
+  EXPECT_EQ(sides_[0].session->ReadHere({{1, 0, 5, to.size(), to.data()}}), near);
+  if (!near) return;
+  EXPECT_TRUE(std::equal(to.begin(), to.end(), sides_[1].memory.begin() + 5));
+  sides_[1].session->Close();
+  EXPECT_FALSE(sides_[0].session->ReadHere({{1, 0, 5, to.size(), to.data()}}));
+  EXPECT_EQ(Get(Read(0, {{1, 0, 0, 1, to.data()}})), Statuses{Status::kLost});
+}
+
 TEST_P(UcxTest, ReadsManyAtOnceFromSeveralThreads) {
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};

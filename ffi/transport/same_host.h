@@ -37,6 +37,12 @@ class Mark {
   std::unique_ptr<std::array<uint8_t, 16>> mark_;
 };
 
+// The regions of a process that lets itself be read.
+struct NearMemory {
+  HostProcess process;
+  std::vector<uint64_t> addresses;
+};
+
 struct VmRead {
   uint64_t from;  // in the other process
   void* to;

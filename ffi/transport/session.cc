@@ -9,6 +9,7 @@ namespace gear_jax::transport {
 namespace {
 
 constexpr size_t kMaxRegions = 1 << 16;
+constexpr uint64_t kHereBytes = 1 << 20;
 
 }  // namespace
 
@@ -21,6 +22,8 @@ Session::Session(std::unique_ptr<Transport> transport, int32_t self, int32_t pee
 Session::~Session() { loop_->Close(); }
 
 void Session::Read(std::vector<Piece> pieces, Done done) { loop_->Read(std::move(pieces), std::move(done)); }
+
+bool Session::ReadHere(const std::vector<Piece>& pieces) { return loop_->ReadHere(pieces); }
 
 bool Session::Alive(int32_t peer) const { return loop_->Alive(peer); }
 int32_t Session::self() const { return loop_->self; }
@@ -69,6 +72,45 @@ void SessionLoop::Read(std::vector<Piece> pieces, Reader::Done done) {
     }
   }
   batch->done(std::vector<Status>(batch->pieces.size(), Status::kClosed));
+}
+
+bool SessionLoop::ReadHere(const std::vector<Piece>& pieces) {
+  const auto start = Clock::now();
+  std::vector<std::shared_ptr<const NearMemory>> from;
+  uint64_t bytes = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Piece& piece : pieces) {
+      if (closing_ || piece.peer < 0 || piece.peer >= peers || near_[static_cast<size_t>(piece.peer)] == nullptr) {
+        return false;
+      }
+      const auto& regions = region_bytes_[static_cast<size_t>(piece.peer)];
+      if (piece.region < 0 || static_cast<size_t>(piece.region) >= regions.size()) return false;
+      const uint64_t whole = regions[static_cast<size_t>(piece.region)];
+      if (piece.offset > whole || piece.bytes > whole - piece.offset || piece.bytes > kHereBytes - bytes) return false;
+      bytes += piece.bytes;
+      from.push_back(near_[static_cast<size_t>(piece.peer)]);
+    }
+    ++here_;
+  }
+  bool read = true;
+  for (size_t first = 0, last; first < pieces.size() && read; first = last) {
+    VmRead reads[kMaxVmReads];
+    for (last = first; last < pieces.size() && last - first < kMaxVmReads && from[last] == from[first]; ++last) {
+      const uint64_t address = from[last]->addresses[static_cast<size_t>(pieces[last].region)];
+      reads[last - first] = {address + pieces[last].offset, pieces[last].to, pieces[last].bytes};
+    }
+    read = ReadProcess(from[first]->process, reads, last - first);
+  }
+  if (read) {
+    reads_ += pieces.size();
+    bytes_ += bytes;
+    wait_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  --here_;
+  if (closing_) changed_.notify_all();
+  return read;
 }
 
 bool SessionLoop::Run(std::function<void(Transport&)> f) {
@@ -122,6 +164,7 @@ std::string SessionLoop::Connect(int32_t peer, std::vector<uint8_t> blob, std::v
       {
         const std::lock_guard<std::mutex> lock(mutex_);
         region_bytes_[static_cast<size_t>(peer)] = std::move(bytes);
+        near_[static_cast<size_t>(peer)] = transport.Near(peer);
       }
       if (state.was_connected) ++reconnects_;
       state.connected = state.was_connected = true;
@@ -163,7 +206,7 @@ void SessionLoop::Close() {
     closing_ = true;
     if (sleeping_) transport_->Wake();
     if (std::this_thread::get_id() == thread_id_) return;
-    changed_.wait(lock, [&]() { return ended_; });
+    changed_.wait(lock, [&]() { return ended_ && here_ == 0; });
   }
   const std::lock_guard<std::mutex> lock(join_);
   if (thread_.joinable()) thread_.join();

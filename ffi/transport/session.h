@@ -49,6 +49,11 @@ class Session final : public Reader {
   // `done` may read again. Pieces of a peer travel in the order asked, those of different peers in turn.
   void Read(std::vector<Piece> pieces, Done done) override;
 
+  // Reads in the caller's thread, where all pieces are of processes whose memory may be read directly, and few bytes:
+  // handing them to the progress thread and back would take longer than the copy. True: all of them have been read.
+  // False: ask Read, whatever the reason.
+  bool ReadHere(const std::vector<Piece>& pieces);
+
   bool Alive(int32_t peer) const override;
   int32_t self() const override;
   int32_t peers() const override;

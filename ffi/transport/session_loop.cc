@@ -33,6 +33,7 @@ SessionLoop::SessionLoop(std::unique_ptr<Transport> transport, int32_t self_, in
       state_(static_cast<size_t>(peers_)),
       completions_(kPolled),
       region_bytes_(static_cast<size_t>(peers_)),
+      near_(static_cast<size_t>(peers_)),
       alive_(static_cast<size_t>(peers_)) {
   for (auto& alive : alive_) alive = false;
   auto& mine = region_bytes_[static_cast<size_t>(self)];
@@ -237,6 +238,10 @@ void SessionLoop::EndIfWhole(Batch* batch, uint32_t piece) {
 void SessionLoop::Fail(int32_t peer, Status status, const Batch* late) {
   Peer& from = state_[static_cast<size_t>(peer)];
   alive_[static_cast<size_t>(peer)] = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    near_[static_cast<size_t>(peer)] = nullptr;
+  }
   waiting_ -= from.waiting.size();
   from.waiting.clear();
   if (from.connected) {

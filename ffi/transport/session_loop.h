@@ -26,6 +26,7 @@ class SessionLoop {
 
   // From any thread.
   void Read(std::vector<Piece> pieces, Reader::Done done);
+  bool ReadHere(const std::vector<Piece>& pieces);
   bool Run(std::function<void(Transport&)> f);
   std::string Connect(int32_t peer, std::vector<uint8_t> blob, std::vector<RemoteRegion> regions);
   void Disconnect(int32_t peer);
@@ -126,7 +127,9 @@ class SessionLoop {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Batch>> inbox_;
   std::vector<Command*> commands_;
-  std::vector<std::vector<uint64_t>> region_bytes_;  // [peers], written by the progress thread
+  std::vector<std::vector<uint64_t>> region_bytes_;      // [peers], written by the progress thread
+  std::vector<std::shared_ptr<const NearMemory>> near_;  // [peers]; null: not read by other threads
+  uint32_t here_ = 0;                                    // calls of ReadHere that are reading
   bool closing_ = false, ended_ = false, sleeping_ = false;
   std::vector<std::atomic<bool>> alive_;
   std::atomic<uint64_t> bytes_{0}, reads_{0}, refused_{0}, timeouts_{0}, lost_{0}, losses_{0}, reconnects_{0};

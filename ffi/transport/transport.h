@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ffi/transport/reader.h"
+#include "ffi/transport/same_host.h"
 
 namespace gear_jax::transport {
 
@@ -61,6 +63,9 @@ class Transport {
   // Connects to a peer whose exposing side has answered with `blob`, and takes up its regions. Nothing in the blob or
   // the regions is trusted: what is malformed is refused. Returns "" or the error.
   virtual std::string Connect(int32_t peer, const uint8_t* blob, size_t bytes, std::vector<RemoteRegion> regions) = 0;
+
+  // The memory of a connected peer, where any thread of this process may read it by `ReadProcess`; null: it may not.
+  virtual std::shared_ptr<const NearMemory> Near(int32_t) const { return nullptr; }
 
   // Ends a connection. What is under way ends as kLost by later Polls, and until then Post is not called for the peer.
   // A peer may be connected again.

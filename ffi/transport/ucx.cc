@@ -176,7 +176,12 @@ std::vector<uint8_t> UcxTransport::Accept(int32_t peer, const uint8_t* offer, si
 std::string UcxTransport::Way(int32_t peer) const {
   const auto found = connections_.find(peer);
   if (found == connections_.end()) return "";
-  return found->second->same_host ? "its memory directly" : "UCX";
+  return found->second->near != nullptr ? "its memory directly" : "UCX";
+}
+
+std::shared_ptr<const NearMemory> UcxTransport::Near(int32_t peer) const {
+  const auto found = connections_.find(peer);
+  return found == connections_.end() ? nullptr : found->second->near;
 }
 
 // ---- Reading
@@ -211,14 +216,15 @@ std::string UcxTransport::Connect(int32_t peer, const uint8_t* blob, size_t byte
   params.err_handler = {&UcxTransport::EndpointFailed, this};
   params.user_data = this;
   auto connection = std::make_unique<Connection>();
-  std::memcpy(&connection->process, blob + 16, kProcess);
-  connection->same_host = reads_near_ && CanRead(connection->process);
   ucs_status_t status = api_->ucp_ep_create(worker_, &params, &connection->endpoint);
   if (status != UCS_OK) return Failed("ucp_ep_create", status);
+  NearMemory near;
+  std::memcpy(&near.process, blob + 16, kProcess);
   for (const RemoteRegion& region : regions) {
     if (region.bytes > 0) std::memcpy(connection->key.data(), region.key.data() + 16, connection->key.size());
-    connection->addresses.push_back(region.address);
+    near.addresses.push_back(region.address);
   }
+  if (reads_near_ && CanRead(near.process)) connection->near = std::make_shared<const NearMemory>(std::move(near));
   connections_[peer] = std::move(connection);
   return "";
 }
@@ -260,8 +266,8 @@ void UcxTransport::FreeEnded() {
 
 bool UcxTransport::Post(int32_t peer, int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) {
   Connection* const connection = connections_.at(peer).get();
-  if (connection->same_host) {
-    near_.push_back({peer, {connection->addresses[static_cast<size_t>(region)] + offset, to, bytes}, cookie});
+  if (connection->near != nullptr) {
+    near_.push_back({peer, {connection->near->addresses[static_cast<size_t>(region)] + offset, to, bytes}, cookie});
   } else {
     connection->posted.push_back({static_cast<uint32_t>(region), bytes, offset, to, cookie});
     ++posted_;
@@ -279,7 +285,7 @@ void UcxTransport::ReadNear() {
     if (count > 0 && bytes > kNearBytes) break;
     reads[count] = near_[count].read;
   }
-  const Status status = ReadProcess(connections_.at(peer)->process, reads, count) ? Status::kOk : Status::kLost;
+  const Status status = ReadProcess(connections_.at(peer)->near->process, reads, count) ? Status::kOk : Status::kLost;
   for (size_t i = 0; i < count; ++i) ended_.push_back({near_[i].cookie, status});
   near_.erase(near_.begin(), near_.begin() + static_cast<std::ptrdiff_t>(count));
 }

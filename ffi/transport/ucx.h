@@ -47,6 +47,7 @@ class UcxTransport final : public ExposingTransport {
   std::string Expose(const std::vector<OwnMemory>& memory, std::vector<RemoteRegion>* regions) override;
   std::vector<uint8_t> Accept(int32_t peer, const uint8_t* offer, size_t bytes, std::string* error) override;
   std::string Way(int32_t peer) const override;
+  std::shared_ptr<const NearMemory> Near(int32_t peer) const override;
 
  private:
   static constexpr uint64_t kMaxRead = 1 << 18;         // bytes of one answer
@@ -64,10 +65,8 @@ class UcxTransport final : public ExposingTransport {
   struct Connection {
     ucp_ep_h endpoint = nullptr;
     Key key{};
-    std::vector<uint64_t> addresses;
-    std::vector<Piece> posted;  // not asked for yet
-    bool same_host = false;
-    HostProcess process{};
+    std::vector<Piece> posted;               // not asked for yet
+    std::shared_ptr<const NearMemory> near;  // null: it is read by messages
   };
 
   // A request that waits for its answer.
@@ -85,7 +84,7 @@ class UcxTransport final : public ExposingTransport {
   };
 
   // A read by process_vm_readv, not done yet.
-  struct Near {
+  struct NearRead {
     int32_t peer;
     VmRead read;
     uint64_t cookie;
@@ -124,7 +123,7 @@ class UcxTransport final : public ExposingTransport {
   std::map<uint64_t, Asked> asked_;
   uint64_t last_request_ = 0;
   size_t posted_ = 0;  // pieces of all connections that are not asked for yet
-  std::deque<Near> near_;
+  std::deque<NearRead> near_;
   std::vector<Completion> ended_;
   size_t handed_out_ = 0;  // of ended_
 };
