@@ -1,12 +1,21 @@
 """The conditions that the whole suite runs under: eight devices on a CPU, no implicit promotion of dtypes or ranks.
 
+The suite compiles some ten thousand small programs and runs each a few times, so XLA's CPU code is not optimized, and a
+worker compiles the same program once. `XLA_FLAGS=--xla_backend_optimization_level=3` tests optimized code.
+
 `JAX_PLATFORMS=cuda` runs it on a GPU: a table then lies in `pinned_host` unless a test says otherwise.
 """
 
 import os
+import tempfile
 
-# Before jax starts its backend.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+# Before jax starts its backend; what stands in XLA_FLAGS comes last, so it wins.
+FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -18,6 +27,13 @@ from gear_jax import _native
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    # A directory of this process alone: JAX writes the files in place, and another process would read half of one.
+    _cache = tempfile.TemporaryDirectory(prefix="gear_jax-tests-")
+    jax.config.update("jax_compilation_cache_dir", _cache.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # The examples are the same in every run, and a compilation in the midst of one is not slowness.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)

@@ -308,13 +308,13 @@ table = gear.TableSpec({"x": gear.ColumnSpec((64,), jnp.float32)}, 1000, int(sys
 replay = gear.make_replay(table, gear.selectors.Permutation())
 state = replay.init()
 for i in range(table.capacity // 20):
-    x = jax.random.normal(jax.random.key(i), (20, 1000, 64))
+    x = jax.random.uniform(jax.random.key(i), (20, 1000, 64))
     state, _ = replay.add(state, {"x": x}, jnp.full((20,), 1000, jnp.int32))
 """
 _SAVE_TWICE = """
 gear.checkpoint.save(sys.argv[1], 1, state, replay)
 for i in range(table.capacity // 40):  # half of it
-    x = jax.random.normal(jax.random.key(-i), (20, 1000, 64))
+    x = jax.random.uniform(jax.random.key(-i), (20, 1000, 64))
     state, _ = replay.add(state, {"x": x}, jnp.full((20,), 1000, jnp.int32))
 print("saving", flush=True)
 gear.checkpoint.save(sys.argv[1], 2, state, replay)
@@ -347,7 +347,7 @@ def test_killed_save_leaves_the_previous_step(tmp_path):
     replay = gear.make_replay(table, gear.selectors.Permutation())
     state = checkpoint.restore(tmp_path, replay)
     held = to_numpy(state.columns["x"])[0, :20]
-    np.testing.assert_array_equal(held, jax.random.normal(jax.random.key(0), (20, 1000, 64)))
+    np.testing.assert_array_equal(held, jax.random.uniform(jax.random.key(0), (20, 1000, 64)))
     # The next save clears away what was left and takes the number.
     checkpoint.save(tmp_path, 2, state, replay)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
