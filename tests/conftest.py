@@ -10,12 +10,14 @@ import os
 import tempfile
 
 # Before jax starts its backend; what stands in XLA_FLAGS comes last, so it wins.
-FLAGS = (
-    "--xla_force_host_platform_device_count=8",
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-)
-os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
