@@ -28,12 +28,6 @@ StagingLayout IdsLayout(int64_t rows, bool ordered) {
   return StagingLayout(parts);
 }
 
-FlightSet TablesOf(const GatherCall& call) {
-  FlightSet tables;
-  for (const GatherColumn& column : call.columns) tables.Add(column.table);
-  return tables;
-}
-
 }  // namespace
 
 DeviceStaging* DeviceStaging::Current(cudaError_t* error) {
@@ -47,12 +41,13 @@ DeviceStaging* DeviceStaging::Current(cudaError_t* error) {
   return staging;
 }
 
-cudaError_t DeviceStaging::MakeStream() {
-  if (stream_ != nullptr) return cudaSuccess;
+// Its work comes before that of XLA's streams, which is beside it and may be long.
+cudaError_t DeviceStaging::MakeStream(cudaStream_t* stream) {
+  if (*stream != nullptr) return cudaSuccess;
   int least = 0, greatest = 0;
   const cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
   if (error != cudaSuccess) return error;
-  return cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest);
+  return cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, greatest);
 }
 
 cudaError_t DeviceStaging::MakeEvents(Entry& entry) {
@@ -72,6 +67,7 @@ StagingFault DeviceStaging::Reserve(int32_t number, Entry& entry, int64_t bytes,
     cudaError_t error = LaunchStagingForget(number, stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
+    if (error == cudaSuccess && entry.stream != nullptr) error = cudaStreamSynchronize(entry.stream);
     if (error == cudaSuccess) error = cudaFree(entry.memory);
     if (error != cudaSuccess) return {error, "replacing staging memory"};
     entry.memory = nullptr;
@@ -95,23 +91,43 @@ StagingFault DeviceStaging::Reserve(int32_t number, Entry& entry, int64_t bytes,
   return {};
 }
 
+// Takes the memory of entries that are given up, by their numbers.
+struct DeviceStaging::Unused {
+  std::vector<std::pair<int32_t, Entry>> entries;
+
+  void operator()(int32_t number, Entry& entry) {
+    if (entry.memory == nullptr) return;
+    entries.emplace_back(number, entry);
+    entry.memory = entry.host = nullptr;
+    entry.capacity = entry.host_capacity = 0;
+  }
+
+  // After every handle went stale and all that was on its way there has run.
+  cudaError_t Free() const {
+    cudaError_t error = cudaSuccess;
+    for (const auto& [number, entry] : entries) {
+      if (error == cudaSuccess) error = cudaFree(entry.memory);
+      if (error == cudaSuccess && entry.host != nullptr) error = cudaFreeHost(entry.host);
+    }
+    return error;
+  }
+};
+
 // Frees what retired queues have here.
 StagingFault DeviceStaging::FreeRetired(cudaStream_t stream) {
+  Unused unused;
+  queues_.Release([](int64_t queue, int32_t) { return RetiredQueues::Global().Contains(queue); }, unused);
+  if (unused.entries.empty()) return {};
   cudaError_t error = cudaSuccess;
-  std::vector<uint8_t*> unused;
-  queues_.Release([](int64_t queue, int32_t) { return RetiredQueues::Global().Contains(queue); },
-                  [&](int32_t number, Entry& entry) {
-                    if (entry.memory == nullptr) return;
-                    unused.push_back(std::exchange(entry.memory, nullptr));
-                    entry.capacity = 0;
-                    if (error == cudaSuccess) error = LaunchStagingForget(number, stream);
-                  });
-  if (unused.empty()) return {};
+  for (const auto& [number, entry] : unused.entries) {
+    if (error == cudaSuccess) error = LaunchStagingForget(number, stream);
+  }
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
-  for (uint8_t* memory : unused) {
-    if (error == cudaSuccess) error = cudaFree(memory);
+  for (const auto& [number, entry] : unused.entries) {
+    if (error == cudaSuccess && entry.stream != nullptr) error = cudaStreamSynchronize(entry.stream);
   }
+  if (error == cudaSuccess) error = unused.Free();
   return {error, "freeing staging memory"};
 }
 
@@ -131,41 +147,41 @@ StagingFault DeviceStaging::Release(int64_t queue) {
 
 StagingFault DeviceStaging::ReleaseHere(int64_t queue) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<std::pair<int32_t, uint8_t*>> unused;
-  queues_.Release([&](int64_t q, int32_t) { return q == queue; },
-                  [&](int32_t number, Entry& entry) {
-                    if (entry.memory != nullptr) unused.emplace_back(number, std::exchange(entry.memory, nullptr));
-                    entry.capacity = 0;
-                  });
-  if (unused.empty()) return {};
+  Unused unused;
+  queues_.Release([&](int64_t q, int32_t) { return q == queue; }, unused);
+  if (unused.entries.empty()) return {};
   int before = 0;
   cudaError_t error = cudaGetDevice(&before);
   if (error == cudaSuccess) error = cudaSetDevice(device_);
   // What is enqueued may still fill an entry; then its handles go stale; then who has just found one good must leave.
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
-  for (const auto& [number, memory] : unused) {
+  for (const auto& [number, entry] : unused.entries) {
     if (error == cudaSuccess) error = LaunchStagingForget(number, stream_);
   }
   // Stale first: the wait for the device does not cover kernels that come while it runs.
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
-  for (const auto& [number, memory] : unused) {
-    if (error == cudaSuccess) error = cudaFree(memory);
-  }
+  if (error == cudaSuccess) error = unused.Free();
   const cudaError_t back = cudaSetDevice(before);
   return {error == cudaSuccess ? back : error, "freeing staging memory"};
 }
 
-StagingFault DeviceStaging::Start(GatherCall call, const StagingRequest& request, cudaStream_t stream) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const cudaError_t error = MakeStream();
+// The entry that a start takes.
+StagingFault DeviceStaging::Claim(const StagingRequest& request, cudaStream_t stream,
+                                  StagingQueues<Entry>::Claim* claim) {
+  const cudaError_t error = MakeStream(&stream_);
   if (error != cudaSuccess) return {error, "making a stream"};
   RetiredQueues::Global().Remove(request.queue);
   if (StagingFault fault = FreeRetired(stream)) return fault;
-  const auto claim = queues_.Next(request.queue, device_, request.depth);
-  if (claim.number < 0) return {cudaSuccess, "taking an entry", 0, true};
-  const cudaError_t made = MakeEvents(*claim.entry);
-  if (made != cudaSuccess) return {made, "making events"};
+  *claim = queues_.Next(request.queue, device_, request.depth);
+  if (claim->number < 0) return {cudaSuccess, "taking an entry", 0, true};
+  return {MakeEvents(*claim->entry), "making events"};
+}
+
+StagingFault DeviceStaging::Start(GatherCall call, const StagingRequest& request, cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  StagingQueues<Entry>::Claim claim;
+  if (StagingFault fault = Claim(request, stream, &claim)) return fault;
   const int64_t bytes = StagingLayout(PartBytes(call)).bytes + IdsLayout(call.rows, request.ordered).bytes;
   const int64_t least = StagingLayout::kAlign;
   if (StagingFault fault = Reserve(claim.number, *claim.entry, std::max(bytes, least), stream)) return fault;

@@ -5,10 +5,13 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "cuda/staging_device.h"
+#include "ffi/rdma_fetch.h"
 #include "ffi/staged_gather.h"
 
 namespace gear_jax {
@@ -24,12 +27,28 @@ struct StagingRequest {
   int32_t* handle_out = nullptr;  // [4]
 };
 
+// A remote fetch by a GPU: what it asks for, as the device has it, and who answers.
+struct FetchRequest {
+  FetchCall call;                   // `gpu.shard` is set; where results go is not
+  const uint32_t* stamp = nullptr;  // [slots], of that shard
+  std::shared_ptr<transport::Reader> reader;
+  RdmaCounters* counters = nullptr;
+  std::function<void(const Fetch&)> ended;  // on a thread of CUDA's, when all rows are there or lost
+};
+
+// Where a fetch whose start and end are one call has its handle and its result, on the device.
+struct FetchScratch {
+  int32_t* handle = nullptr;  // [4]
+  bool* ok = nullptr;         // [1]
+};
+
 // What went wrong, or nothing.
 struct StagingFault {
   cudaError_t error = cudaSuccess;
   const char* step = "";  // what was being done
   int64_t bytes = 0;      // memory that was wanted and is not there
   bool full = false;      // all entries of the device are taken
+  bool host = false;      // the memory is the host's
   explicit operator bool() const { return error != cudaSuccess || full; }
 };
 
@@ -46,6 +65,13 @@ class DeviceStaging {
   // Waits only if an entry's memory must be replaced by more.
   StagingFault Start(GatherCall call, const StagingRequest& request, cudaStream_t stream);
 
+  // Enqueues a remote fetch on a stream of its own, as Start does. Rows of this device's shard are gathered by kernels,
+  // and until that is done writes of the tables wait; all others come from the reader, meanwhile, by way of page-locked
+  // memory. No thread waits for them. Without memory for a handle in the request, `scratch` says where it is. `error`
+  // where this fails after the reader was asked: what it brings then goes nowhere.
+  StagingFault StartFetch(FetchRequest fetch, const StagingRequest& request, FetchScratch* scratch,
+                          cudaStream_t stream);
+
   // Enqueues the end of a gather (LaunchStagingDone). Neither allocates nor waits.
   StagingFault Done(const int32_t* handle, const std::vector<StagedPart>& parts, bool* ok, cudaStream_t stream);
 
@@ -55,17 +81,29 @@ class DeviceStaging {
     int64_t capacity = 0;
     cudaEvent_t copied = nullptr;    // on XLA's stream: the rows to gather are in the entry's memory
     cudaEvent_t gathered = nullptr;  // on our stream: the last gather has ended
+    // Of remote fetches. Each has a stream of its own, because it may wait long.
+    cudaStream_t stream = nullptr;
+    uint8_t* host = nullptr;  // page-locked: a word in front (FetchLayout), then what travels
+    int64_t host_capacity = 0;
+    uint32_t fetches = 0;  // so far, mod 2^32
   };
+
+  struct Unused;
 
   explicit DeviceStaging(int device) : device_(device), owner_(NewStagingOwner()) {}
 
-  cudaError_t MakeStream();
+  static cudaError_t MakeStream(cudaStream_t* stream);
   cudaError_t MakeEvents(Entry& entry);
+  StagingFault Claim(const StagingRequest& request, cudaStream_t stream, StagingQueues<Entry>::Claim* claim);
   StagingFault Reserve(int32_t number, Entry& entry, int64_t bytes, cudaStream_t stream);
+  StagingFault ReserveHost(Entry& entry, int64_t bytes);
   StagingFault ReleaseHere(int64_t queue);
   StagingFault FreeRetired(cudaStream_t stream);
   StagingFault Enqueue(GatherCall& call, const StagingRequest& request, const Entry& entry, const StagingHandle& handle,
                        cudaStream_t stream);
+
+  StagingFault EnqueueFetch(FetchRequest& fetch, const StagingRequest& request, Entry& entry,
+                            const StagingHandle& handle, cudaStream_t stream);
 
   std::mutex mutex_;  // held while enqueueing, so that the steps of a start or of an end follow each other
   const int device_;

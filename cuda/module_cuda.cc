@@ -15,6 +15,7 @@
 #include "cuda/device_registry.h"
 #include "cuda/device_staging.h"
 #include "ffi/handlers.h"
+#include "ffi/rdma_host.h"
 #include "ffi/staging.h"
 
 namespace nb = nanobind;
@@ -75,6 +76,9 @@ NB_MODULE(_gear_cuda, m) {
   m.def("release_queue", &ReleaseQueue, nb::call_guard<nb::gil_scoped_release>(),
         "Frees the staging memory of a queue of gathers.");
   m.def("retire_queue", &RetireQueue, "Has the next start on a device free the staging memory that a queue has there.");
+  m.def(
+      "use_rdma_host", [](nb::capsule host) { UseRdmaHost(*static_cast<const RdmaHost*>(host.data())); },
+      "Has remote reads go through the sessions of _gear_cpu.rdma_host().");
   m.def("register_memory", &RegisterMemory, nb::call_guard<nb::gil_scoped_release>(),
         "Lets kernels find page-locked host memory by an address: four words, pointer, bytes, devices.");
   m.def("unregister_memory", &UnregisterMemory, nb::call_guard<nb::gil_scoped_release>(),

@@ -25,6 +25,17 @@ struct ScatterRows {
   int64_t value_rows;
 };
 
+inline ScatterRows RowsOf(const ScatterCall& call) {
+  return {call.rows, call.slots, call.steps, call.slot, call.start, call.length, call.from, call.value_rows};
+}
+
+// Whether a row writes nothing, and leaves its slot's stamp.
+GEAR_JAX_HD inline bool Skipped(const ScatterRows& rows, int64_t row) {
+  const int64_t slot = rows.slot[row];
+  if (slot < 0 || slot >= rows.slots) return true;
+  return rows.from != nullptr && (rows.from[row] < 0 || rows.from[row] >= rows.value_rows);
+}
+
 inline ScatterEntry MakeEntry(const ScatterCall& call, const ScatterColumn& column) {
   const auto base = reinterpret_cast<uintptr_t>(column.table);
   const int64_t units = ChunksSpanned(column.value_steps * column.step_bytes, column.step_bytes, base % 16 == 0,
@@ -42,8 +53,7 @@ GEAR_JAX_HD inline ChunkPlan PlanScatter(const ScatterRows& rows, const ScatterE
   const auto clip = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
   const int64_t slot = rows.slot[row], start = rows.start[row];
   const int64_t from = rows.from == nullptr ? row : rows.from[row];
-  if (slot < 0 || slot >= rows.slots) return ChunkPlan{};
-  if (rows.from != nullptr && (from < 0 || from >= rows.value_rows)) return ChunkPlan{};
+  if (Skipped(rows, row)) return ChunkPlan{};
   const int64_t wanted = clip(rows.length[row], 0, entry.value_steps);
   const int64_t begin = clip(start, 0, rows.steps);
   const int64_t end = clip(start + wanted, begin, rows.steps);

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) ScatterKernel(const __grid_constant_
 cudaError_t LaunchScatter(const ScatterCall& call, int blocks, cudaStream_t stream) {
   for (size_t first = 0; first < call.columns.size(); first += kEntries) {
     ScatterParams params{};
-    params.rows = {call.rows, call.slots, call.steps, call.slot, call.start, call.length, call.from, call.value_rows};
+    params.rows = RowsOf(call);
     for (size_t i = first; i < std::min(call.columns.size(), first + kEntries); ++i) {
       const ScatterEntry entry = MakeEntry(call, call.columns[i]);
       const int64_t tiles = (Units(call, entry) + kTileUnits - 1) / kTileUnits;

@@ -44,6 +44,11 @@ struct FlightSet {
   }
   GEAR_JAX_HD bool Contains(int number) const { return word[number / 64] >> (number % 64) & 1; }
 };
+inline FlightSet TablesOf(const GatherCall& call) {
+  FlightSet tables;
+  for (const GatherColumn& column : call.columns) tables.Add(column.table);
+  return tables;
+}
 static_assert(kFlights == 1 << 8, "numbers are the upper 8 bits of a product");
 
 // How many gathers of tables with a number were started and have finished, mod 2^32.

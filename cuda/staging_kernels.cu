@@ -48,6 +48,11 @@ __global__ void StartedKernel(const __grid_constant__ FlightSet tables) {
   if (tables.Contains(threadIdx.x)) atomicAdd(&flights[threadIdx.x].started, 1u);
 }
 
+__global__ void FinishedKernel(const __grid_constant__ FlightSet tables) {
+  __threadfence();
+  if (tables.Contains(threadIdx.x)) atomicAdd(&flights[threadIdx.x].finished, 1u);
+}
+
 // The gather before it on the stream has ended, and with it all its writes and reads.
 __global__ void FinishKernel(const __grid_constant__ StagingHandle handle, const __grid_constant__ FlightSet tables) {
   __threadfence();
@@ -111,6 +116,11 @@ cudaError_t LaunchStagingStart(const StagingStart& start, cudaStream_t stream) {
 
 cudaError_t LaunchFlightsStarted(const FlightSet& tables, cudaStream_t stream) {
   StartedKernel<<<1, kFlights, 0, stream>>>(tables);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchFlightsFinished(const FlightSet& tables, cudaStream_t stream) {
+  FinishedKernel<<<1, kFlights, 0, stream>>>(tables);
   return cudaGetLastError();
 }
 

@@ -35,6 +35,9 @@ cudaError_t LaunchStagingStart(const StagingStart& start, cudaStream_t stream);
 // Counts a gather of these tables as started: writes that come later on the stream wait for it.
 cudaError_t LaunchFlightsStarted(const FlightSet& tables, cudaStream_t stream);
 
+// Counts a gather of these tables as finished whose data is not all there yet.
+cudaError_t LaunchFlightsFinished(const FlightSet& tables, cudaStream_t stream);
+
 // Marks an entry's data as there, and counts the gather as finished.
 cudaError_t LaunchStagingFinish(const StagingHandle& handle, const FlightSet& tables, cudaStream_t stream);
 

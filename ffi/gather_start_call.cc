@@ -8,25 +8,23 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-ffi::Error Mismatch(const std::string& what, size_t got, const std::string& wanted) {
-  return InvalidArgument("gear_gather_done: " + what, got, wanted,
-                         "Call gear_jax.ops.gather_done, which prepares the operands.");
+ffi::Error Mismatch(const std::string& op, const std::string& what, size_t got, size_t wanted) {
+  return InvalidArgument("gear_" + op + ": " + what, got, wanted,
+                         "Call gear_jax.ops." + op + ", which prepares the operands.");
 }
 
 }  // namespace
 
 ffi::ErrorOr<GatherDoneOperands> ReadGatherDone(ffi::Buffer<ffi::S32> handle, ffi::RemainingRets rets,
-                                                Int64s pad_values) {
-  const size_t columns = pad_values.size() / 2;
+                                                Int64s pad_values, const char* op, size_t more) {
+  const size_t columns = pad_values.size() / 2, parts = 2 * columns + more;
   if (handle.element_count() != 4) {
-    return ffi::Unexpected(Mismatch("elements of the handle", handle.element_count(), "4"));
+    return ffi::Unexpected(Mismatch(op, "elements of the handle", handle.element_count(), 4));
   }
-  if (rets.size() != 2 * columns + 1) {
-    return ffi::Unexpected(Mismatch("results", rets.size(), std::to_string(2 * columns + 1)));
-  }
+  if (rets.size() != parts + 1) return ffi::Unexpected(Mismatch(op, "results", rets.size(), parts + 1));
   GatherDoneOperands read;
   read.handle = handle.typed_data();
-  for (size_t i = 0; i < 2 * columns; ++i) {
+  for (size_t i = 0; i < parts; ++i) {
     auto out = rets.get<ffi::AnyBuffer>(i);
     if (!out) return ffi::Unexpected(out.error());
     StagedPart part;
@@ -38,7 +36,7 @@ ffi::ErrorOr<GatherDoneOperands> ReadGatherDone(ffi::Buffer<ffi::S32> handle, ff
     }
     read.parts.push_back(part);
   }
-  auto ok = rets.get<ffi::Buffer<ffi::PRED>>(2 * columns);
+  auto ok = rets.get<ffi::Buffer<ffi::PRED>>(parts);
   if (!ok) return ffi::Unexpected(ok.error());
   read.ok = (*ok)->typed_data();
   return read;
@@ -50,13 +48,12 @@ ffi::Error CheckDepth(int64_t depth) {
                          "Call gear_jax.ops.gather_start, which checks it.");
 }
 
-ffi::Error NoStagingMemory(int64_t bytes, const char* where, int64_t queue, int64_t depth, const char* why,
-                           const char* fix) {
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "gather_start: staging memory: got none (" + std::string(why) +
-                                                            "), wanted " + std::to_string(bytes) + " bytes of " +
-                                                            where + " for one of " + std::to_string(depth) +
-                                                            " gathers in flight of queue " + std::to_string(queue) +
-                                                            ", to hold its data until gather_done. " + fix);
+ffi::Error NoStagingMemory(const char* op, int64_t bytes, const char* where, int64_t queue, int64_t depth,
+                           const char* why, const char* fix) {
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                    std::string(op) + ": staging memory: got none (" + why + "), wanted " + std::to_string(bytes) +
+                        " bytes of " + where + " for one of " + std::to_string(depth) + " in flight of queue " +
+                        std::to_string(queue) + ", to hold its data until its end. " + fix);
 }
 
 }  // namespace gear_jax

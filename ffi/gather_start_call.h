@@ -25,7 +25,7 @@ auto BindGatherStart(Binding&& binding) {
 }
 
 // Binds the end. Operands: the handle, then buffers that are only waited for. Results: the columns' data, a mask for
-// each, and whether the handle was good, bool[1].
+// each, what else the start has had, and whether the handle was good, bool[1].
 template <typename Binding>
 auto BindGatherDone(Binding&& binding) {
   namespace ffi = xla::ffi;
@@ -42,15 +42,17 @@ struct GatherDoneOperands {
   bool* ok = nullptr;
 };
 
+// `more`: parts behind the columns' data and masks; `op`: whose end it is.
 xla::ffi::ErrorOr<GatherDoneOperands> ReadGatherDone(xla::ffi::Buffer<xla::ffi::S32> handle,
-                                                     xla::ffi::RemainingRets rets, Int64s pad_values);
+                                                     xla::ffi::RemainingRets rets, Int64s pad_values,
+                                                     const char* op = "gather_done", size_t more = 0);
 
 // The error for a depth that is none, or success.
 xla::ffi::Error CheckDepth(int64_t depth);
 
 // The error for staging memory that is not to be had. `why`: the system's words.
-xla::ffi::Error NoStagingMemory(int64_t bytes, const char* where, int64_t queue, int64_t depth, const char* why,
-                                const char* fix);
+xla::ffi::Error NoStagingMemory(const char* op, int64_t bytes, const char* where, int64_t queue, int64_t depth,
+                                const char* why, const char* fix);
 
 }  // namespace gear_jax
 

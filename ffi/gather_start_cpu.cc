@@ -28,7 +28,7 @@ ffi::Future GatherStartCpu(ffi::ThreadPool pool, int32_t device, S32 slot, S32 a
   const StagingLayout layout(PartBytes(*call));
   auto started = HostStaging::Global().Start(queue, device, depth, layout.bytes);
   if (!started.lease) {
-    return Failed(NoStagingMemory(layout.bytes, "host memory", queue, depth, "the allocation failed",
+    return Failed(NoStagingMemory("gather_start", layout.bytes, "host memory", queue, depth, "the allocation failed",
                                   "Use a smaller batch, shorter windows or a smaller depth."));
   }
   started.handle.Write(handle->typed_data());

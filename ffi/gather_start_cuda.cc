@@ -1,27 +1,13 @@
-#include <string>
-
-#include "cuda/device_staging.h"
-#include "ffi/cuda.h"
 #include "ffi/gather_cuda.h"
 #include "ffi/gather_start_call.h"
 #include "ffi/handlers.h"
+#include "ffi/staging_cuda.h"
 
 namespace gear_jax {
 namespace {
 
 namespace ffi = xla::ffi;
 using S32 = ffi::Buffer<ffi::S32>;
-
-ffi::Error NoMemory(const StagingFault& fault, const StagingRequest& request) {
-  size_t free = 0, total = 0;
-  std::string why = cudaGetErrorString(fault.error);
-  if (cudaMemGetInfo(&free, &total) == cudaSuccess) {
-    why += "; " + std::to_string(free) + " of " + std::to_string(total) + " bytes are free";
-  }
-  return NoStagingMemory(fault.bytes, "GPU memory", request.queue, request.depth, why.c_str(),
-                         "XLA keeps most of the GPU's memory to itself: set XLA_PYTHON_CLIENT_MEM_FRACTION below 0.75 "
-                         "before jax is imported, or use a smaller batch, shorter windows or a smaller depth.");
-}
 
 template <bool kChecks>
 ffi::Error GatherStartCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length, S32 ticket, ffi::RemainingArgs args,
@@ -45,28 +31,12 @@ ffi::Error GatherStartCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length
                                ticket_out->typed_data(),
                                handle->typed_data()};
   const StagingFault fault = staging->Start(*call, request, stream);
-  if (!fault) return ffi::Error::Success();
-  if (fault.full) {
-    return InvalidArgument("gather_start: gathers in flight on this device",
-                           std::to_string(kStagingEntries) + " and one",
-                           "at most " + std::to_string(kStagingEntries) + " over all queues",
-                           "Free queues that are done with by gear_jax.ops.release_queue.");
-  }
-  if (fault.bytes > 0) return NoMemory(fault, request);
-  return CudaFailed((std::string("gather_start, ") + fault.step).c_str(), Sizes(*call), fault.error);
+  return fault ? StagingFailed("gather_start", fault, Sizes(*call), request) : ffi::Error::Success();
 }
 
 ffi::Error GatherDoneCuda(cudaStream_t stream, S32 handle, ffi::RemainingArgs /*after*/, ffi::RemainingRets rets,
                           Int64s pad_values) {
-  auto read = ReadGatherDone(handle, rets, pad_values);
-  if (!read) return read.error();
-  cudaError_t none = cudaSuccess;
-  DeviceStaging* const staging = DeviceStaging::Current(&none);
-  const std::string sizes = std::to_string(StagingLayout(PartBytes(read->parts)).bytes) + " bytes in " +
-                            std::to_string(read->parts.size()) + " parts";
-  if (staging == nullptr) return CudaFailed("gather_done, finding the device", sizes, none);
-  const StagingFault fault = staging->Done(read->handle, read->parts, read->ok, stream);
-  return fault ? CudaFailed("gather_done", sizes, fault.error) : ffi::Error::Success();
+  return EndOnDevice("gather_done", ReadGatherDone(handle, rets, pad_values), stream);
 }
 
 }  // namespace

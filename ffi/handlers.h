@@ -16,25 +16,21 @@ namespace gear_jax {
   f(gear_gather_start_checked);     \
   f(gear_gather_done);              \
   f(gear_pointers);                 \
+  f(gear_rdma_fetch);               \
+  f(gear_rdma_fetch_done);          \
+  f(gear_rdma_fetch_start);         \
+  f(gear_rdma_read);                \
   f(gear_scatter);                  \
   f(gear_scatter_checked);          \
   f(gear_sumtree_sample);           \
   f(gear_sumtree_update);           \
   f(gear_zeros)
 
-// Those that only the CPU has a handler for.
-#define GEAR_JAX_FOR_EACH_CPU_TARGET(f) \
-  f(gear_rdma_fetch);                   \
-  f(gear_rdma_fetch_done);              \
-  f(gear_rdma_fetch_start);             \
-  f(gear_rdma_read)
-
 extern "C" {
 #define GEAR_JAX_DECLARE(target)                         \
   XLA_FFI_Error* target##_cpu(XLA_FFI_CallFrame* frame); \
   XLA_FFI_Error* target##_cuda(XLA_FFI_CallFrame* frame)
 GEAR_JAX_FOR_EACH_TARGET(GEAR_JAX_DECLARE);
-GEAR_JAX_FOR_EACH_CPU_TARGET(GEAR_JAX_DECLARE);
 #undef GEAR_JAX_DECLARE
 }
 

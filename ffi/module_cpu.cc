@@ -15,6 +15,7 @@
 #include "ffi/memory_registry.h"
 #include "ffi/rdma_fetch.h"
 #include "ffi/rdma_flights.h"
+#include "ffi/rdma_host.h"
 #include "ffi/staging.h"
 #include "ffi/transport/memory_reader.h"
 #include "ffi/transport/reader.h"
@@ -29,7 +30,6 @@ nb::dict Registrations() {
   nb::dict table;
 #define GEAR_JAX_ADD(target) table[#target] = nb::capsule(reinterpret_cast<void*>(target##_cpu))
   GEAR_JAX_FOR_EACH_TARGET(GEAR_JAX_ADD);
-  GEAR_JAX_FOR_EACH_CPU_TARGET(GEAR_JAX_ADD);
 #undef GEAR_JAX_ADD
   return table;
 }
@@ -95,6 +95,9 @@ NB_MODULE(_gear_cpu, m) {
   m.def("add_memory_reader", &AddMemoryReader,
         "Has a session number read this process's own memory: (number, self, peers' lists of (pointer, bytes)).");
   m.def("set_peer_alive", &SetPeerAlive, "Whether a peer of a memory reader answers. False: there is no such reader.");
+  m.def(
+      "rdma_host", [] { return nb::capsule(&OwnRdmaHost()); },
+      "Where other platforms' libraries find the sessions: for their use_rdma_host.");
   m.def("rdma_counters", &CountRdma, "What has become of the rows fetched through a session number.");
   m.def("unregister_memory", &UnregisterMemory, nb::call_guard<nb::gil_scoped_release>(),
         "Makes an address stale, then waits until nobody reads its memory. False: it is stale already.");

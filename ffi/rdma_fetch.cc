@@ -23,6 +23,36 @@ RdmaCounters& RdmaCountersOf(int64_t reader) {
 Fetch::Fetch(FetchCall call, std::shared_ptr<Reader> reader, RdmaCounters* counters)
     : call_(std::move(call)), reader_(std::move(reader)), counters_(counters) {}
 
+std::string CheckRegions(const FetchCall& call, const Reader& reader) {
+  const GatherCall& gather = call.gather;
+  const size_t columns = gather.columns.size();
+  for (const RdmaShard& shard : call.shards) {
+    for (size_t k = 0; k <= columns; ++k) {
+      const int32_t region = shard.region + static_cast<int32_t>(k);
+      const uint64_t step_bytes = k < columns ? gather.columns[k].step_bytes * gather.steps : sizeof(uint32_t);
+      const uint64_t wanted = static_cast<uint64_t>(gather.slots) * step_bytes;
+      const uint64_t bytes = reader.RegionBytes(shard.peer, region);
+      // Of a peer that is lost nothing may be known.
+      if (bytes == wanted || (bytes == 0 && shard.peer != reader.self())) continue;
+      std::ostringstream text;
+      text << "region " << region << " of process " << shard.peer << ": got " << bytes << " bytes, wanted " << wanted
+           << ". Make the same table on every process.";
+      return text.str();
+    }
+  }
+  return "";
+}
+
+int64_t FirstBadRow(const FetchCall& call) {
+  const auto shards = static_cast<int64_t>(call.shards.size());
+  for (int64_t row = 0; row < call.gather.rows; ++row) {
+    const int32_t shard = call.shard[row], slot = call.gather.slot[row];
+    if (slot == -1 || shard == -1) continue;
+    if (shard < 0 || shard >= shards || slot < 0 || slot >= call.gather.slots) return row;
+  }
+  return -1;
+}
+
 bool Fetch::Inside(int64_t row) const {
   const int32_t shard = call_.shard[row], slot = call_.gather.slot[row];
   return shard >= 0 && shard < static_cast<int64_t>(call_.shards.size()) && slot >= 0 && slot < call_.gather.slots;
@@ -33,25 +63,16 @@ const uint8_t* Fetch::OwnTable(int64_t row, size_t column) const {
   return own_[call_.shard[row] * (call_.gather.columns.size() + 1) + column];
 }
 
-std::string Fetch::Prepare(int64_t threads) {
+void Fetch::Prepare(int64_t threads) {
   const GatherCall& gather = call_.gather;
   const size_t columns = gather.columns.size();
   own_.assign(call_.shards.size() * (columns + 1), nullptr);
   for (size_t d = 0; d < call_.shards.size(); ++d) {
     const RdmaShard& shard = call_.shards[d];
-    const bool own = shard.peer == reader_->self();
+    if (shard.peer != reader_->self()) continue;
     for (size_t k = 0; k <= columns; ++k) {
       const int32_t region = shard.region + static_cast<int32_t>(k);
-      const uint64_t step_bytes = k < columns ? gather.columns[k].step_bytes * gather.steps : sizeof(uint32_t);
-      const uint64_t wanted = static_cast<uint64_t>(gather.slots) * step_bytes;
-      const uint64_t bytes = reader_->RegionBytes(shard.peer, region);
-      if (bytes != wanted && (own || bytes != 0)) {  // of a peer that is lost nothing may be known
-        std::ostringstream text;
-        text << "region " << region << " of process " << shard.peer << ": got " << bytes << " bytes, wanted " << wanted
-             << ". Make the same table on every process.";
-        return text.str();
-      }
-      if (own) own_[d * (columns + 1) + k] = static_cast<const uint8_t*>(reader_->OwnRegion(region));
+      own_[d * (columns + 1) + k] = static_cast<const uint8_t*>(reader_->OwnRegion(region));
     }
   }
 
@@ -64,19 +85,19 @@ std::string Fetch::Prepare(int64_t threads) {
   for (int64_t row = 0; row < gather.rows; ++row) {
     if (!Inside(row)) continue;
     rows_[row] = Row::kOpen;
+    if (OnGpu(row)) continue;
     if (OwnTable(row, columns) == nullptr) remote_.push_back(static_cast<int32_t>(row));
   }
   bytes_ = row_bytes * gather.rows;
   for (const GatherColumn& c : gather.columns) {
     const int64_t bytes = gather.rows * c.window.length * c.step_bytes;
-    if (bytes >= (4 << 20)) AdviseHugePages(c.out, bytes);
+    if (bytes >= (4 << 20) && call_.gpu.shard < 0) AdviseHugePages(c.out, bytes);
   }
   const int64_t step = std::max<int64_t>(1, TaskBytes(bytes_, threads) / std::max<int64_t>(1, row_bytes));
   tasks_.clear();
   for (int64_t begin = 0; begin < gather.rows; begin += step) {
     tasks_.push_back({begin, std::min(gather.rows, begin + step)});
   }
-  return "";
 }
 
 void Fetch::Start(std::function<void()> ended) {
@@ -108,6 +129,7 @@ void Fetch::Part() {
 void Fetch::FillRow(int64_t row) {
   const GatherCall& gather = call_.gather;
   const bool inside = Inside(row);
+  if (call_.gpu.shard >= 0 && (!inside || OnGpu(row))) return;
   for (const GatherMask& mask : gather.masks) {
     const int64_t width = mask.window.length;
     if (width == 0) continue;
@@ -141,6 +163,14 @@ Fetch::Row Fetch::Judge(int64_t row, uint32_t stamp) const {
 Fetch::Row Fetch::JudgeAfter(int64_t row, uint32_t stamp) const {
   if (stamp == before_[row]) return Row::kWhole;
   return call_.generation == nullptr ? Row::kOpen : Judge(row, stamp);
+}
+
+// There is no second try: what writes these rows waits for the kernels that read them.
+Fetch::Row Fetch::JudgeGpuRow(int64_t row) {
+  before_[row] = call_.gpu.before[row];
+  Row state = Judge(row, before_[row]);
+  if (state == Row::kWhole) state = JudgeAfter(row, call_.gpu.after[row]);
+  return state == Row::kOpen ? Row::kTorn : state;
 }
 
 // A row of this process, which another device of it may be writing: the same protocol without the travel.
@@ -257,10 +287,15 @@ void Fetch::PadRow(int64_t row) {
 }
 
 void Fetch::Finish() {
+  const GpuRows& gpu = call_.gpu;
   for (int64_t row = 0; row < call_.gather.rows; ++row) {
+    const bool on_gpu = OnGpu(row);
+    if (on_gpu) rows_[row] = JudgeGpuRow(row);
     const Row state = rows_[row];
-    call_.valid[row] = state == Row::kWhole;
-    if (state == Row::kWhole || state == Row::kNone) continue;
+    const bool whole = state == Row::kWhole;
+    call_.valid[row] = whole;
+    if (gpu.shard >= 0) gpu.take[row] = state != Row::kNone && !(on_gpu && whole);
+    if (whole || state == Row::kNone) continue;
     PadRow(row);
     if (state == Row::kTorn) ++counters_->torn;
     if (state == Row::kStale) ++counters_->stale;

@@ -37,6 +37,17 @@ struct RdmaCounters {
 // The counters of a reader, by its number; there from the first call on. Thread-safe.
 RdmaCounters& RdmaCountersOf(int64_t reader);
 
+// Of a fetch by a GPU: its kernels gather the rows of one shard, `shard`, whose tables they can read where they are.
+// They bring the stamps of these rows from before and after their bytes were read. The fetch gets all others into the
+// host memory that the call's results are in then, and `take` says which rows of it count: the others are the kernels'
+// own.
+struct GpuRows {
+  int32_t shard = -1;                // -1: no GPU
+  const uint32_t* before = nullptr;  // [rows]
+  const uint32_t* after = nullptr;   // [rows]
+  uint8_t* take = nullptr;           // [rows], 0 or 1
+};
+
 // Row b shows steps of `gather.slot[b]` of shard[b], as a gather does of a table, if the slot's stamp is
 // 2 * generation[b] before its bytes are read and after; else it is padding throughout, and not valid. Rows with a
 // shard or slot that there is not are padding, too. `gather.slots` and tables are those of one shard; tables are not
@@ -48,7 +59,14 @@ struct FetchCall {
   bool* valid = nullptr;                 // [rows]
   std::vector<RdmaShard> shards;
   int64_t tries = 1;  // how often a row is read that may still become whole
+  GpuRows gpu;
 };
+
+// "" or what regions do not fit the call.
+std::string CheckRegions(const FetchCall& call, const transport::Reader& reader);
+
+// The first row of a shard or slot that there is not, but for -1; -1: none.
+int64_t FirstBadRow(const FetchCall& call);
 
 // A fetch. Its tasks fill in padding and masks and gather the rows of this process's own regions where they lie, while
 // the rows of others travel.
@@ -56,9 +74,8 @@ class Fetch : public Work, public std::enable_shared_from_this<Fetch> {
  public:
   Fetch(FetchCall call, std::shared_ptr<transport::Reader> reader, RdmaCounters* counters);
 
-  // Sorts the rows and fixes the split into tasks. Returns "" or what regions do not fit the call, and then the fetch
-  // has ended.
-  std::string Prepare(int64_t threads);
+  // Sorts the rows and fixes the split into tasks. CheckRegions must have found no fault. Call once, first.
+  void Prepare(int64_t threads);
 
   // Bytes that the tasks write.
   int64_t bytes() const { return bytes_; }
@@ -88,10 +105,12 @@ class Fetch : public Work, public std::enable_shared_from_this<Fetch> {
   };
 
   bool Inside(int64_t row) const;
+  bool OnGpu(int64_t row) const { return call_.shard[row] == call_.gpu.shard && Inside(row); }
   const uint8_t* OwnTable(int64_t row, size_t column) const;
   Row Judge(int64_t row, uint32_t stamp) const;
   Row JudgeAfter(int64_t row, uint32_t stamp) const;
   void FillRow(int64_t row);
+  Row JudgeGpuRow(int64_t row);
   void FillOwnRow(int64_t row);
   void PadRow(int64_t row);
   void Ask(Phase phase);

@@ -24,9 +24,9 @@ FetchFlight::FetchFlight(FetchCall call, const std::vector<int64_t>& part_bytes,
   call_.valid = reinterpret_cast<bool*>(parts_[i].get());
 }
 
-bool FetchFlight::Fits(const std::vector<FlightPart>& parts) const {
+bool FetchFlight::Fits(const std::vector<StagedPart>& parts) const {
   return std::equal(parts.begin(), parts.end(), part_bytes_.begin(), part_bytes_.end(),
-                    [](const FlightPart& part, int64_t bytes) { return part.bytes == bytes; });
+                    [](const StagedPart& part, int64_t bytes) { return part.bytes == bytes; });
 }
 
 void FetchFlight::Land() {
@@ -47,7 +47,7 @@ bool FetchFlight::WhenLanded(std::function<void()> then) {
   return true;
 }
 
-void FetchFlight::CopyOut(const std::vector<FlightPart>& parts) const {
+void FetchFlight::CopyOut(const std::vector<StagedPart>& parts) const {
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].bytes > 0) std::memcpy(parts[i].out, parts_[i].get(), parts[i].bytes);
   }
@@ -71,7 +71,7 @@ StagingHandle FetchFlights::Add(int64_t queue, int32_t device, int64_t depth, st
 }
 
 std::shared_ptr<FetchFlight> FetchFlights::Take(const StagingHandle& handle, int32_t device,
-                                                const std::vector<FlightPart>& parts) {
+                                                const std::vector<StagedPart>& parts) {
   if (handle.owner != owner_) return nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto queue = queues_.find({handle.entry, device});

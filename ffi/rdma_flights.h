@@ -12,16 +12,10 @@
 #include <vector>
 
 #include "ffi/rdma_fetch.h"
+#include "ffi/staged_gather.h"
 #include "ffi/staging.h"
 
 namespace gear_jax {
-
-// A part of the data as the end hands it out; `pad` says what its padding is.
-struct FlightPart {
-  uint8_t* out;
-  int64_t bytes;
-  GatherColumn pad;
-};
 
 // One fetch in flight. It has memory of its own for the results, and copies of the rows: XLA may reuse theirs.
 class FetchFlight {
@@ -34,7 +28,7 @@ class FetchFlight {
   void Holds(std::shared_ptr<Fetch> fetch) { fetch_ = std::move(fetch); }
   Fetch& fetch() { return *fetch_; }
 
-  bool Fits(const std::vector<FlightPart>& parts) const;
+  bool Fits(const std::vector<StagedPart>& parts) const;
 
   // The fetch has ended.
   void Land();
@@ -42,7 +36,7 @@ class FetchFlight {
   // Has `then` run when it has; false: it has already, and `then` does not run. Once.
   bool WhenLanded(std::function<void()> then);
 
-  void CopyOut(const std::vector<FlightPart>& parts) const;
+  void CopyOut(const std::vector<StagedPart>& parts) const;
 
  private:
   FetchCall call_;
@@ -69,7 +63,7 @@ class FetchFlights {
   StagingHandle Add(int64_t queue, int32_t device, int64_t depth, std::shared_ptr<FetchFlight> flight);
 
   // The flight that a handle names, once; null if the handle is stale, or of another device, or names other parts.
-  std::shared_ptr<FetchFlight> Take(const StagingHandle& handle, int32_t device, const std::vector<FlightPart>& parts);
+  std::shared_ptr<FetchFlight> Take(const StagingHandle& handle, int32_t device, const std::vector<StagedPart>& parts);
 
   // Drops what a queue has on every device.
   void Release(int64_t queue);

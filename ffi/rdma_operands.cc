@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "ffi/rdma_host.h"
+
 namespace gear_jax {
 namespace {
 
@@ -15,27 +17,21 @@ ffi::Unexpected<ffi::Error> Mismatch(const std::string& what, const Got& got, co
   return ffi::Unexpected(InvalidArgument("gear_rdma_fetch: " + what, got, wanted, kInternal));
 }
 
-ffi::Error CheckRows(const FetchCall& call) {
-  const GatherCall& gather = call.gather;
-  const auto shards = static_cast<int64_t>(call.shards.size());
-  for (int64_t row = 0; row < gather.rows; ++row) {
-    const int32_t shard = call.shard[row], slot = gather.slot[row];
-    if (slot == -1 || shard == -1) continue;
-    if (shard >= 0 && shard < shards && slot >= 0 && slot < gather.slots) continue;
-    std::ostringstream got, wanted;
-    got << "shard " << shard << ", slot " << slot;
-    wanted << "-1, or a shard in [0, " << shards << ") and a slot in [0, " << gather.slots << ")";
-    return InvalidArgument("rdma_fetch: row " + std::to_string(row), got.str(), wanted.str(),
-                           "Pass rows of the tables, or unset GEAR_JAX_CHECKS to get padding there.");
-  }
-  return ffi::Error::Success();
-}
-
 }  // namespace
+
+ffi::Error CheckRdmaRows(const FetchCall& call) {
+  const int64_t row = FirstBadRow(call);
+  if (row < 0) return ffi::Error::Success();
+  std::ostringstream got, wanted;
+  got << "shard " << call.shard[row] << ", slot " << call.gather.slot[row];
+  wanted << "-1, or a shard in [0, " << call.shards.size() << ") and a slot in [0, " << call.gather.slots << ")";
+  return InvalidArgument("rdma_fetch: row " + std::to_string(row), got.str(), wanted.str(),
+                         "Pass rows of the tables, or unset GEAR_JAX_CHECKS to get padding there.");
+}
 
 ffi::ErrorOr<std::pair<std::shared_ptr<transport::Reader>, std::vector<RdmaShard>>> FindShards(
     const char* op, const RdmaAttributes& attributes) {
-  auto reader = transport::FindReader(attributes.session);
+  auto reader = CurrentRdmaHost().find(attributes.session);
   if (reader == nullptr) {
     std::ostringstream got;
     got << "number " << attributes.session << ", which is no open session of this process";
@@ -71,7 +67,7 @@ ffi::Error CheckLoss(const char* op, const std::vector<int32_t>& lost, bool clos
 ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(ffi::Buffer<ffi::S32> slot, ffi::Buffer<ffi::S32> anchor,
                                               ffi::Buffer<ffi::S32> length, ffi::RemainingArgs args,
                                               const GatherAttributes& attributes, const RdmaAttributes& rdma,
-                                              int64_t tries, bool any, bool checks) {
+                                              int64_t tries, bool any) {
   auto found = FindShards("rdma_fetch", rdma);
   if (!found) return ffi::Unexpected(found.error());
   auto tables = ReadGatherTables(slot, anchor, length, args, attributes);
@@ -104,10 +100,51 @@ ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(ffi::Buffer<ffi::S32> slot, ffi::B
       return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kFailedPrecondition, "rdma_fetch: " + fault));
     }
   }
-  if (checks) {
-    ffi::Error error = CheckRows(call);
-    if (error.failure()) return ffi::Unexpected(error);
+  read.stamp = stamp->typed_data();
+  const std::string fault = CheckRegions(call, *read.reader);
+  if (!fault.empty()) return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, "rdma_fetch: " + fault));
+  return read;
+}
+
+ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t fields,
+                                            const RdmaAttributes& rdma) {
+  auto found = FindShards("rdma_read", rdma);
+  if (!found) return ffi::Unexpected(found.error());
+  RdmaReadOperands read;
+  read.reader = std::move(found->first);
+  read.call.shards = std::move(found->second);
+  const auto k = static_cast<size_t>(fields);
+  const auto broken = [](const std::string& what) {
+    return ffi::Unexpected(InvalidArgument("gear_rdma_read: " + what, "another", "that of the fields",
+                                           "Call gear_jax.ops.rdma_read, which prepares the operands."));
+  };
+  if (args.size() < k + 1 || rets.size() != k + 2) return broken("number of operands");
+  for (size_t i = 0; i < k; ++i) {
+    auto field = args.get<ffi::AnyBuffer>(i);
+    auto out = rets.get<ffi::AnyBuffer>(i);
+    if (!field) return ffi::Unexpected(field.error());
+    if (!out) return ffi::Unexpected(out.error());
+    const size_t bytes = field->size_bytes();
+    if ((*out)->size_bytes() != bytes * read.call.shards.size()) return broken("bytes of a result");
+    read.call.fields.push_back({static_cast<uint8_t*>((*out)->untyped_data()), static_cast<int64_t>(bytes)});
+    if (bytes == 0) continue;
+    const std::string fault =
+        CheckOwnRegion(*read.reader, read.call.shards, static_cast<int32_t>(i), field->untyped_data());
+    if (fault.empty()) continue;
+    return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kFailedPrecondition, "rdma_read: " + fault));
   }
+  auto here = rets.get<ffi::Buffer<ffi::PRED>>(k);
+  auto ticket = args.get<ffi::Buffer<ffi::S32>>(k);
+  auto ticket_out = rets.get<ffi::Buffer<ffi::S32>>(k + 1);
+  if (!here) return ffi::Unexpected(here.error());
+  if (!ticket) return ffi::Unexpected(ticket.error());
+  if (!ticket_out) return ffi::Unexpected(ticket_out.error());
+  if ((*here)->element_count() != read.call.shards.size()) return broken("number of shards");
+  read.call.here = reinterpret_cast<bool*>((*here)->typed_data());
+  read.ticket = ticket->typed_data();
+  read.ticket_out = (*ticket_out)->typed_data();
+  const std::string fault = CheckRegions(read.call, *read.reader);
+  if (!fault.empty()) return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, "rdma_read: " + fault));
   return read;
 }
 

@@ -33,16 +33,32 @@ xla::ffi::Error CheckLoss(const char* op, const std::vector<int32_t>& lost, bool
 // What a handler makes of a fetch's frame, but for the results.
 struct RdmaFetchOperands {
   FetchCall call;
+  const uint32_t* stamp;  // [slots], this device's own
   std::shared_ptr<transport::Reader> reader;
 };
 
 // Operands: slot, anchor, length, ticket, columns..., stamp, shard, generation, then buffers that are only waited for.
-// `any`: the generations do not count. `checks`: rows outside the tables are an error.
+// `any`: the generations do not count. That the session's regions fit is checked.
 xla::ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(xla::ffi::Buffer<xla::ffi::S32> slot,
                                                    xla::ffi::Buffer<xla::ffi::S32> anchor,
                                                    xla::ffi::Buffer<xla::ffi::S32> length, xla::ffi::RemainingArgs args,
                                                    const GatherAttributes& attributes, const RdmaAttributes& rdma,
-                                                   int64_t tries, bool any, bool checks);
+                                                   int64_t tries, bool any);
+
+// The error for rows outside the tables, or success. The rows' numbers are on the host.
+xla::ffi::Error CheckRdmaRows(const FetchCall& call);
+
+// The same for `rdma_read`. Operands: the fields, the ticket, then buffers that are only waited for. Results: the
+// fields of all shards, which shards are there, and the ticket.
+struct RdmaReadOperands {
+  RegionsCall call;
+  std::shared_ptr<transport::Reader> reader;
+  const int32_t* ticket;
+  int32_t* ticket_out;
+};
+
+xla::ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets,
+                                                 int64_t fields, const RdmaAttributes& rdma);
 
 // Bytes of each part of a fetch's data: the columns', the masks', then which rows are valid.
 std::vector<int64_t> RdmaPartBytes(const FetchCall& call);
@@ -64,11 +80,31 @@ auto BindRdmaShards(Binding&& binding) {
 }
 
 template <typename Binding>
+auto BindRdmaRead(Binding&& binding) {
+  return BindRdmaShards(
+      std::forward<Binding>(binding).RemainingArgs().RemainingRets().template Attr<int64_t>("fields"));
+}
+
+template <typename Binding>
 auto BindRdmaFetchAttributes(Binding&& binding) {
   return BindRdmaShards(BindWindowAttributes(std::forward<Binding>(binding)))
       .template Attr<int64_t>("tries")
       .template Attr<bool>("any")
       .template Attr<bool>("checks");
+}
+
+template <typename Binding>
+auto BindRdmaFetch(Binding&& binding) {
+  return BindRdmaFetchAttributes(BindGatherOperands(std::forward<Binding>(binding)).RemainingRets());
+}
+
+template <typename Binding>
+auto BindRdmaFetchStart(Binding&& binding) {
+  return BindRdmaFetchAttributes(BindGatherOperands(std::forward<Binding>(binding))
+                                     .template Ret<xla::ffi::Buffer<xla::ffi::S32>>()
+                                     .template Ret<xla::ffi::Buffer<xla::ffi::S32>>())
+      .template Attr<int64_t>("queue")
+      .template Attr<int64_t>("depth");
 }
 
 }  // namespace gear_jax

@@ -25,12 +25,12 @@ struct RegionsCall {
   bool* here = nullptr;  // [shards]
 };
 
+// "" or what regions do not fit the call.
+std::string CheckRegions(const RegionsCall& call, const transport::Reader& reader);
+
 class ReadRegions : public std::enable_shared_from_this<ReadRegions> {
  public:
   ReadRegions(RegionsCall call, std::shared_ptr<transport::Reader> reader);
-
-  // "" or what regions do not fit the call, and then nothing happens.
-  std::string Check() const;
 
   // Copies this process's own regions at once and asks for the others. `ended` runs once, when all is there or lost,
   // here or on the reader's thread; it must not block. Returns whether something travels.

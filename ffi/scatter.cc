@@ -65,9 +65,7 @@ int64_t Scatter::Prepare(int64_t threads) {
 void Scatter::StampAll(bool open) {
   for (int64_t row = 0; row < rows; ++row) {
     if (Skipped(row)) continue;
-    const uint32_t value = stamp_value[row];
-    // Odd, and no value that a slot has when it is whole.
-    StoreStamp(stamp + slot[row], open ? (value - 1) | 1 : value);
+    StoreStamp(stamp + slot[row], StampOf(stamp_value[row], open));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/host_device.h"
 #include "ffi/parallel.h"
 
 namespace gear_jax {
@@ -50,6 +51,9 @@ struct ScatterCall {
   // and is none of these), or -1.
   int64_t FirstBadRow() const;
 };
+
+// The stamp of a slot that gets `value`: while its bytes change (`open`) it is odd, and none that a whole slot has.
+GEAR_JAX_HD inline uint32_t StampOf(uint32_t value, bool open) { return open ? (value - 1) | 1 : value; }
 
 // A call on the CPU.
 class Scatter : public Work, public ScatterCall {

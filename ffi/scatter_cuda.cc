@@ -3,6 +3,7 @@
 
 #include "cuda/scatter_kernels.h"
 #include "cuda/staging_kernels.h"
+#include "cuda/stamp_kernels.h"
 #include "ffi/cuda.h"
 #include "ffi/handlers.h"
 #include "ffi/scatter_call.h"
@@ -39,7 +40,6 @@ template <bool kChecks>
 ffi::Error ScatterCuda(cudaStream_t stream, S32 slot, S32 start, S32 length, S32 /*ticket*/, ffi::RemainingArgs args,
                        ffi::RemainingRets rets, int64_t slots, int64_t steps, int64_t blocks, bool in_flight,
                        int64_t value_rows, bool stamped) {
-  if (stamped) return InvalidArgument("scatter: stamps", "CUDA", "the CPU", "Leave them out on a GPU.");
   auto read = ReadScatter(slot, start, length, args, rets, slots, steps, value_rows, stamped);
   if (!read) return read.error();
   const ScatterCall& call = read->call;
@@ -54,7 +54,9 @@ ffi::Error ScatterCuda(cudaStream_t stream, S32 slot, S32 start, S32 length, S32
     error = LaunchFlightsWait(tables, stream);
   }
   if (error == cudaSuccess) error = CopyMoved(read->moved, stream);
+  if (error == cudaSuccess) error = LaunchStamps(call, true, stream);
   if (error == cudaSuccess) error = LaunchScatter(call, static_cast<int>(blocks), stream);
+  if (error == cudaSuccess) error = LaunchStamps(call, false, stream);
   return error == cudaSuccess ? ffi::Error::Success() : CudaFailed("scatter", Sizes(call), error);
 }
 

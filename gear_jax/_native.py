@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from typing import Any
 
 # platform name of jax.ffi -> extension module
 _MODULES = {"cpu": "_gear_cpu", "CUDA": "_gear_cuda"}
@@ -21,7 +22,7 @@ def load(platform: str):
     """
     name = f"gear_jax.{_MODULES[platform]}"
     try:
-        return importlib.import_module(name)
+        module: Any = importlib.import_module(name)
     except ModuleNotFoundError as e:
         if e.name != name:
             raise
@@ -31,6 +32,10 @@ def load(platform: str):
                 "the project's root (it needs a C++17 compiler)."
             ) from e
         return None
+    if platform != "cpu":  # the sessions of remote reads live in the CPU's library
+        cpu: Any = load("cpu")
+        module.use_rdma_host(cpu.rdma_host())
+    return module
 
 
 def modules():

@@ -110,8 +110,13 @@ struct Trial {
 
   // Runs it with two threads, and waits for its end.
   std::shared_ptr<Fetch> Go(const std::shared_ptr<transport::Reader>& reader, bool any = false, int64_t tries = 4) {
-    auto fetch = std::make_shared<Fetch>(Call(any, tries), reader, &counters);
-    EXPECT_EQ(fetch->Prepare(2), "");
+    return Go(reader, Call(any, tries));
+  }
+
+  std::shared_ptr<Fetch> Go(const std::shared_ptr<transport::Reader>& reader, FetchCall call) {
+    EXPECT_EQ(CheckRegions(call, *reader), "");
+    auto fetch = std::make_shared<Fetch>(std::move(call), reader, &counters);
+    fetch->Prepare(2);
     std::promise<void> ended;
     fetch->Start([&] { Completions::Global().Run([&] { ended.set_value(); }); });
     std::thread helper([&] { fetch->Drain(); });
@@ -348,6 +353,58 @@ TEST(Fetch, WaitsForASlowPeer) {
   run.Check([](int64_t) { return true; });
 }
 
+// What the kernels of a GPU do is done by a plain gather here, before the fetch.
+TEST(Fetch, AGpuGathersTheRowsOfItsShard) {
+  for (const int32_t on_gpu : {0, 1}) {  // one of another process would do as well
+    Tables tables(5, 7, {3, 64});
+    Rows rows = Rows::Random(300, 5, 7);
+    const Window window{-2, 6, true, Pad::kHead};
+    Trial run(tables, rows, window), kernels(tables, rows, window);
+    std::vector<int32_t> slot(300, -1);
+    std::vector<uint32_t> before(300, 1), after(300, 1);
+    std::vector<uint8_t> take(300, 0xEE);
+    const auto here = [&](int64_t row) {
+      return rows.shard[row] == on_gpu && rows.slot[row] >= 0 && rows.slot[row] < 5;
+    };
+    uint64_t torn = 0, stale = 0;
+    for (int64_t row = 0; row < 300; ++row) {
+      if (!here(row)) continue;
+      slot[row] = rows.slot[row];
+      before[row] = after[row] = 2 * kGeneration;
+      if (row % 4 == 1) ++torn, after[row] -= 1;
+      if (row % 4 == 2) ++stale, before[row] += 2;
+    }
+    FetchCall call = kernels.Call();
+    Gather gather(call.gather);
+    gather.slot = slot.data();
+    for (size_t k = 0; k < 2; ++k) gather.columns[k].table = tables.shards[on_gpu][k].data();
+    gather.Prepare(1);
+    gather.Drain();
+
+    call = run.Call();
+    call.gpu = {on_gpu, before.data(), after.data(), take.data()};
+    auto reader = Fake(tables);
+    reader->on_piece = [&](const Piece& piece) {
+      EXPECT_NE(piece.peer, on_gpu);
+      return Status::kOk;
+    };
+    run.Go(reader, call);
+    for (int64_t row = 0; row < 300; ++row) {
+      ASSERT_LE(take[row], 1);
+      if (take[row] == 1) continue;
+      for (size_t k = 0; k < 2; ++k) {
+        const int64_t bytes = window.length * tables.widths[k];
+        std::memcpy(run.out[k].data() + row * bytes, kernels.out[k].data() + row * bytes, bytes);
+      }
+      std::memcpy(run.mask.data() + row * window.length, kernels.mask.data() + row * window.length, window.length);
+    }
+    run.Check([&](int64_t row) { return !here(row) || row % 4 == 0 || row % 4 == 3; });
+    EXPECT_GT(torn * stale, 0u);
+    EXPECT_EQ(run.counters.torn, torn);
+    EXPECT_EQ(run.counters.stale, stale);
+  }
+}
+
 TEST(Fetch, AReaderThatAnswersAtOnce) {
   Tables tables(5, 7, {3});
   Rows rows = Rows::Random(20, 5, 7);
@@ -362,8 +419,7 @@ TEST(Fetch, RegionsOfAnotherSizeAreNamed) {
   Tables tables(5, 7, {3}), other(6, 7, {3});
   Rows rows = Rows::Random(3, 6, 7);
   Trial run(other, rows, {0, 7, false});
-  Fetch fetch(run.Call(), Fake(tables), &run.counters);
-  EXPECT_EQ(fetch.Prepare(1),
+  EXPECT_EQ(CheckRegions(run.Call(), *Fake(tables)),
             "region 0 of process 0: got 105 bytes, wanted 126. Make the same table on every process.");
 }
 
@@ -421,14 +477,14 @@ TEST(Flights, LandOnceAndAreTakenOnce) {
   const auto start = [&](int64_t depth) {
     auto flight = std::make_shared<FetchFlight>(trial.Call(), std::vector<int64_t>{420, 140, 20}, false);
     auto fetch = std::make_shared<Fetch>(flight->call(), Fake(tables), &trial.counters);
-    EXPECT_EQ(fetch->Prepare(1), "");
+    fetch->Prepare(1);
     flight->Holds(fetch);
     fetch->Start([flight] { flight->Land(); });
     fetch->Drain();
     started.push_back(flight);
     return flights.Add(3, 0, depth, flight);
   };
-  std::vector<FlightPart> parts = {{trial.out[0].data(), 420, {}},
+  std::vector<StagedPart> parts = {{trial.out[0].data(), 420, {}},
                                    {trial.mask.data(), 140, {}},
                                    {reinterpret_cast<uint8_t*>(trial.valid.get()), 20, {}}};
   const StagingHandle dropped = start(2), handle = start(2), other = start(2);
@@ -459,8 +515,8 @@ TEST(ReadRegions, MirrorsAllPeers) {
     reader->on_piece = [&](const Piece& piece) {
       return piece.peer == lost && piece.region == 1 ? Status::kLost : Status::kOk;
     };
+    EXPECT_EQ(CheckRegions(call, *reader), "");
     auto read = std::make_shared<ReadRegions>(std::move(call), reader);
-    EXPECT_EQ(read->Check(), "");
     std::promise<void> ended;
     EXPECT_TRUE(read->Start([&] { ended.set_value(); }));
     ASSERT_EQ(ended.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
@@ -493,8 +549,9 @@ TEST(ReadRegions, NamesWhatDoesNotFit) {
   Tables tables(5, 7, {3});
   std::vector<uint8_t> a(3 * 104);
   bool here[3] = {};
-  ReadRegions read({{{a.data(), 104}}, {{0, 0}, {1, 0}, {2, 0}}, here}, Fake(tables));
-  EXPECT_EQ(read.Check(), "region 0 of process 0: got 105 bytes, wanted 104. Make the same table on every process.");
+  const RegionsCall call{{{a.data(), 104}}, {{0, 0}, {1, 0}, {2, 0}}, here};
+  EXPECT_EQ(CheckRegions(call, *Fake(tables)),
+            "region 0 of process 0: got 105 bytes, wanted 104. Make the same table on every process.");
 }
 
 TEST(CheckOwnRegion, FindsTheShardOfADevice) {

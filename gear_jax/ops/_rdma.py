@@ -14,12 +14,11 @@ from jax.custom_batching import custom_vmap
 
 from gear_jax import _env, _native
 from gear_jax._errors import type_error, value_error
-from gear_jax.ops import _gather, _registry
+from gear_jax.ops import _gather, _place, _registry
 from gear_jax.ops._gather import Plan
 from gear_jax.ops._gather_start import Pending, check_depth
 
 ON_LOSS = ("invalid", "error")
-_NO_GPU = "Use exchange='collective', or fetch on the CPU: on a GPU there is no remote fetch yet."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +29,8 @@ class Remote:
       session: the session's number.
       peers: of each shard, the process that has it.
       regions: of each shard, the number of its first region there: one for each array, in the order of the leaves.
-      on_loss: what a peer that does not answer within the session's deadline means: "invalid" rows, or an "error".
+      on_loss: what a peer that does not answer within the session's deadline means: "invalid" rows, or an "error". On a
+        GPU nobody waits for the rows, so that the error is that of the session's next call.
     """
 
     session: int
@@ -68,7 +68,7 @@ def rdma_read(
     Args:
       remote: where they are.
       fields: pytree of this device's own arrays, of the same shapes and dtypes as every other shard's; exposed as
-        they are.
+        they are. On a GPU in `pinned_host`.
       ticket: `int32[1]` of the last read.
       after: pytree of arrays that must be there first.
 
@@ -77,7 +77,7 @@ def rdma_read(
       and is zeros. The session's deadline holds; a peer known to be lost is not asked.
 
     Raises:
-      NotImplementedError: at trace time, on a GPU.
+      ValueError: at trace time, for arrays in a GPU's memory.
       JaxRuntimeError: when it runs: for a number without a session, arrays that are not those exposed, shards of
         another size, a session closed meanwhile; for a lost peer with `on_loss="error"`.
 
@@ -86,6 +86,7 @@ def rdma_read(
     """
     _check_remote("rdma_read", remote)
     leaves, tree = jax.tree.flatten(fields)
+    _check_memory("rdma_read", {f"fields[{i}]": x for i, x in enumerate(leaves)})
     got, here, last = _read(remote)(_registry.ticket(ticket), leaves, jax.tree.leaves(after))
     return tree.unflatten(got), here, last
 
@@ -114,7 +115,7 @@ def rdma_fetch(
     Args:
       remote: where the shards are: each exposes the leaves of `columns`, then the stamp.
       columns: pytree of this device's own arrays `[P, S, T, *shape]`; exposed as they are, and of the same shapes and
-        dtypes as every other shard's.
+        dtypes as every other shard's. On a GPU in `pinned_host`, and so is the stamp.
       stamp: `uint32[P, S]`, this device's own.
       shards: `int32[B]`, the shard of each row.
       slots: `int32[B]`, partition * S + slot in partition, in that shard. A row with a shard or slot outside is
@@ -131,7 +132,7 @@ def rdma_fetch(
       did not answer within the session's deadline) is padding throughout. `rdma_counters` tells them apart.
 
     Raises:
-      TypeError, ValueError: at trace time, for what does not fit. NotImplementedError: at trace time, on a GPU.
+      TypeError, ValueError: at trace time, for what does not fit, and for tables in a GPU's memory.
       JaxRuntimeError: when it runs, as `rdma_read`.
 
     Transformations: jit, scan, cond, shard_map and pmap as usual. Under vmap the columns must not be batched; the batch
@@ -164,7 +165,7 @@ def rdma_fetch_start(
 ) -> tuple[Pending, jax.Array]:
     """Begins an `rdma_fetch`; `rdma_fetch_done` ends it. Rows travel while whatever comes in between runs.
 
-    The rows of this process are read before it returns, so that a later write of the columns changes nothing.
+    The rows of this device are read at once, and a later write of the columns waits for that, not for what travels.
 
     Args:
       remote, ..., after: as in `rdma_fetch`.
@@ -230,10 +231,21 @@ def rdma_counters(session: int) -> dict[str, int]:
 
 
 def _check_remote(what: str, remote: Any) -> None:
-    _registry.check_cpu(what, _NO_GPU)
     if not isinstance(remote, Remote):
         fix = "Write ops.Remote(session.number, ...)."
         raise type_error(f"{what}: remote", got=type(remote).__name__, wanted="a Remote", fix=fix)
+
+
+def _check_memory(what: str, arrays: dict[str, Any]) -> None:
+    """Raises a ValueError for arrays that other processes cannot read: those in a GPU's memory."""
+    if _place.default_device().platform == "cpu":
+        return
+    for name, x in arrays.items():
+        if isinstance(x, jax.Array) and not _registry.in_host_memory(x):
+            raise value_error(
+                f"{what}: {name}", got="an array in the GPU's memory", wanted="one in pinned_host",
+                fix="Make it with gear_jax.ops.zeros(shape, dtype, 'pinned_host'), or move it by jax.device_put.",
+            )  # fmt: skip
 
 
 def _check_tries(tries: Any) -> int:
@@ -256,6 +268,7 @@ def _prepare(columns, stamp, shards, slots, starts, lengths, windows, generation
             "stamp", got=f"{stamp.dtype}{list(stamp.shape)}", wanted=f"uint32{list(leaves[0].shape[:2])}",
             fix="Pass the stamp that scatter(stamps=) returns.",
         )  # fmt: skip
+    _check_memory("rdma_fetch", {**{f"columns[{i}]": c for i, c in enumerate(leaves)}, "stamp": stamp})
     if generations is None:
         generations = jnp.zeros_like(slots).astype(jnp.uint32)
     generations = jnp.asarray(generations)

@@ -10,7 +10,6 @@ import numpy as np
 
 from gear_jax import _cuda, _native
 from gear_jax._errors import message, type_error, value_error
-from gear_jax.ops import _place
 
 
 @functools.cache
@@ -77,13 +76,6 @@ def _varying(x) -> frozenset:
 def _vary(x: jax.Array, axes: frozenset) -> jax.Array:
     missing = tuple(sorted(axes - _varying(x)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
-def check_cpu(what: str, fix: str) -> None:
-    """Raises a NotImplementedError if arrays go to something else than a CPU."""
-    platform = _place.default_device().platform
-    if platform != "cpu":
-        raise NotImplementedError(message(what, got=f"a {platform}", wanted="a CPU", fix=fix))
 
 
 HOST_BLOCKS = 12

@@ -44,7 +44,7 @@ def scatter(
         which ask nobody (`rdma_fetch`). Before the first byte of a row is written `stamp[slot]` becomes odd, and after
         the last one it is the row's value; an odd value leaves the slot open. Rows of one slot have one value. The
         stamp is written in place, as the columns are: donate it. Rows that are skipped leave it; rows of no steps do
-        not. On a CPU only, in the kind of memory that all columns lie in.
+        not. It lies in the kind of memory that all columns lie in.
       ticket: `int32[1]` of the last read of these columns. Without it XLA copies a whole column to keep the values of
         a read in the same program (design: reads return a ticket, writes take it).
       blocks: as in `gather`.
@@ -54,7 +54,6 @@ def scatter(
 
     Raises:
       TypeError, ValueError: at trace time, for shapes and dtypes that do not fit.
-      NotImplementedError: at trace time, for stamps where jax's default device is no CPU.
 
     Transformations: jit, scan, cond, shard_map and pmap as usual. Under vmap columns and stamp must be batched (tables
     become partitions); values batched over one shared table raise a ValueError. Not differentiable.
@@ -149,7 +148,6 @@ def _check(columns, values, rows: int, steps: int) -> int:
 
 
 def _check_stamps(stamps, columns, shape: tuple[int, ...]) -> list[jax.Array]:
-    _registry.check_cpu("scatter: stamps", "Leave them out: a table on a GPU cannot be read remotely yet.")
     stamp, value = map(jnp.asarray, stamps)
     wanted = ("stamp", stamp, columns[0].shape[:2]), ("value", value, shape)
     for name, x, wanted_shape in wanted:

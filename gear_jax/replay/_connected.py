@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.ops._place import default_device
-from gear_jax.ops._registry import check_cpu
+from gear_jax.ops._place import default_device, memory_kind
 from gear_jax.replay import _remote
 from gear_jax.replay._calls import Calls, check_alive, traced
 from gear_jax.replay._config import Config, check_streams, make_config
@@ -32,19 +31,19 @@ def make_remote(
         ("donate", not donate, "True: what others read must stay where it is"),
         ("selector.times", getattr(selector, "times", None) is not None, "None: a process knows its own draws alone"),
         ("max_staleness", max_staleness is not None, "None"),
-        ("memory", memory == "pinned_host" and default_device().platform != "cpu", "a CPU"),
+        ("memory", memory == "device" and default_device().platform != "cpu", "None: others read the host's memory"),
     )
     for name, bad, wanted in refused:
         if bad:
             fix = "Leave it out, or use another exchange."
             raise value_error(name, got="another with exchange='rdma'", wanted=wanted, fix=fix)
-    check_cpu("make_replay: exchange='rdma'", "Use a mesh and exchange='collective': on a GPU there is none yet.")
     n = link.processes
     config = make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, 0, devices=n)
     check_selector(config.selector, n)
     own = config.partitions // n
     streams = check_streams(streams, own, config.slots)
-    remote = RemoteTable(link.number, link.rank, n, len(config.columns), link.on_loss)
+    kind = memory_kind(config.memory)
+    remote = RemoteTable(link.number, link.rank, n, len(config.columns), kind, link.on_loss)
     return dataclasses.replace(config, partitions=own, streams=streams, remote=remote, exchange="rdma"), link
 
 

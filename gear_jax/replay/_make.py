@@ -10,7 +10,7 @@ from gear_jax import ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import Queue, check_depth
 from gear_jax.ops._place import check_memory, default_device, memory_kind, tracing
-from gear_jax.ops._registry import int32
+from gear_jax.ops._registry import in_host_memory, int32
 from gear_jax.replay import _append, _insert, _limits, _memory, _mesh, _processes, _sample, _state, _statistics
 from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
@@ -76,21 +76,20 @@ def make_replay(
         columns in `pinned_host`. "collective": an all-to-all of the rows. None: "peer" where it can be had.
         `Replay.exchange` says which. "rdma", without a mesh: the table is spread over the processes of a job, each of
         which holds the partitions of its rank on its default device, adds to them, and reads the others' memory when it
-        samples. They need not call anything in step, and one that ends hurts no other. On a CPU only so far. See
-        docs/rdma.md.
+        samples. They need not call anything in step, and one that ends hurts no other. See docs/rdma.md.
       job: the processes, with exchange="rdma": a `gear_jax.transport.Job`; None: those of `jax.distributed`, or this
         one alone.
       transport: "verbs" or "ucx", with exchange="rdma"; None: the best that all processes have.
       on_loss: what a process that is gone means to a sample, with exchange="rdma": "invalid": rows that were on their
         way from it are not `valid`, and from the next sample on its partitions are not drawn from, and probabilities
-        are those of the rest, until it is back. "error": samples raise.
+        are those of the rest, until it is back. "error": samples raise; on a GPU, which waits for nobody, the call of
+        this replay after the one that it concerns.
       deadline: seconds that a read may take, with exchange="rdma". A process that does not answer counts as gone.
       max_staleness: how many policy versions a trajectory may be behind the learner's (`Replay.expire`) before it
         leaves the table; None: any number, and none are kept.
 
     Raises:
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
-      NotImplementedError: for exchange="rdma" where jax's default device is no CPU.
     """
     placement = None
     if exchange == "rdma":
@@ -227,7 +226,8 @@ class Replay(Connected):
         if self.placement is None:
             # Columns in host memory are committed to their device, and so is all that a call gives back: committed from
             # the start, the index does not make the first call a compilation of its own.
-            index = jax.device_put(index, default_device())
+            here = default_device()
+            index = jax.tree.map(lambda x: x if in_host_memory(x) else jax.device_put(x, here), index)
         return index.replace(columns=self.config.tree.unflatten(columns))
 
     def place(self, state: ReplayState) -> ReplayState:

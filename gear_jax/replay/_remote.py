@@ -56,6 +56,7 @@ class RemoteTable:
       session: the session's number.
       rank, processes: of this process, and how many there are.
       columns: how many.
+      memory: the kind of memory that columns, stamps, records and the outbox lie in: that of the host.
       on_loss: as in `ops.Remote`.
     """
 
@@ -63,6 +64,7 @@ class RemoteTable:
     rank: int
     processes: int
     columns: int
+    memory: str
     on_loss: str
 
     def _regions(self, first: int, on_loss: str) -> ops.Remote:
@@ -93,9 +95,9 @@ def init(remote: RemoteTable, partitions: int, slots: int) -> RemoteState:
     """Of an empty table of this process's P / n partitions."""
     zero = jnp.zeros((1,), jnp.uint32)
     return RemoteState(
-        stamp=jnp.zeros((partitions, slots), jnp.uint32),
-        record=jnp.zeros((partitions, slots, _WORDS), jnp.uint32),
-        outbox=jnp.zeros((1, OUTBOX, _WORDS), jnp.uint32),
+        stamp=ops.zeros((partitions, slots), jnp.uint32, remote.memory),
+        record=ops.zeros((partitions, slots, _WORDS), jnp.uint32, remote.memory),
+        outbox=ops.zeros((1, OUTBOX, _WORDS), jnp.uint32, remote.memory),
         sent=zero,
         incarnation=jnp.copy(zero),
         seen=jnp.zeros((remote.processes, 2), jnp.uint32),
@@ -112,7 +114,12 @@ def rebuilt(state: Any, remote: RemoteTable, incarnation: jax.Array) -> RemoteSt
         here = state.streams.slot - np.int32(remote.rank * p * s)
         stamp = stamp.at[jnp.where(state.streams.slot >= 0, here, p * s)].add(np.uint32(2**32 - 1), mode="drop")
     record = records(state.length, state.generation, state.sequence, state.priority, state.mass)
-    return fresh.replace(stamp=stamp.reshape(p, s), record=record, incarnation=incarnation)
+    stamp, record = (_placed(remote, x) for x in (stamp.reshape(p, s), record))
+    return fresh.replace(stamp=stamp, record=record, incarnation=incarnation)
+
+
+def _placed(remote: RemoteTable, x: jax.Array) -> jax.Array:
+    return jax.device_put(x, jax.memory.Space.Host) if remote.memory == "pinned_host" else x
 
 
 def _bits(x: jax.Array) -> jax.Array:

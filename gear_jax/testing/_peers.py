@@ -57,12 +57,13 @@ class Peers:
       options: of the transport.
       host: by which the processes reach each other.
       start_timeout: seconds that they may take to come together.
+      memory: what this process exposes, as `Session` takes it; None: `pattern`s, in NumPy arrays.
     """
 
     def __init__(
         self, transport: str | None, sizes: Sequence[int], processes: int = 2, *, deadline: float = 10.0,
         environment: dict[str, str] | None = None, options: dict[str, Any] | None = None, host: str = "127.0.0.1",
-        start_timeout: float = SECONDS,
+        start_timeout: float = SECONDS, memory: Sequence[Any] | None = None,
     ):  # fmt: skip
         self._secret = secrets.token_bytes(32)
         self._addresses = [(host, port) for port in free_ports(processes)]
@@ -72,7 +73,7 @@ class Peers:
             "deadline": deadline, "options": options or {}, "start_timeout": start_timeout,
         }  # fmt: skip
         self._processes: dict[int, subprocess.Popen[str]] = {}
-        self.memory = [pattern(0, i, size) for i, size in enumerate(sizes)]
+        self.memory = list(memory or (pattern(0, i, size) for i, size in enumerate(sizes)))
         before = {name: os.environ.get(name) for name in self._environment}
         try:
             for rank in range(1, processes):
@@ -156,7 +157,7 @@ class Peers:
             time.sleep(0.005)
 
 
-def _session(rank: int, job: dict[str, Any], memory: list[np.ndarray]) -> Session:
+def _session(rank: int, job: dict[str, Any], memory: list[Any]) -> Session:
     addresses = tuple((host, port) for host, port in job["addresses"])
     return Session(
         Job(rank, addresses, bytes.fromhex(job["secret"])), memory, job["transport"], deadline=job["deadline"],

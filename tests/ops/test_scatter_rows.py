@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gear_jax import ops
-from gear_jax.ops import _place, _reference
+from gear_jax.ops import _reference
 from gear_jax.testing.ops import (
     DTYPES,
     NOT_PINNED,
@@ -20,7 +20,6 @@ from gear_jax.testing.ops import (
     scatter_oracle,
 )
 
-pytestmark = pytest.mark.cpu  # most of them stamp
 MEMORIES = ("device", "pinned_host")
 PLACED = [(t, m) for t in TRANSFORMS for m in MEMORIES if m == "device" or t not in NOT_PINNED]
 TABLE = (2, 3, 7)
@@ -184,12 +183,3 @@ def test_unbatched_stamps_under_vmap_are_refused():
     column, stamp = jnp.zeros((4, 1, 2, 3)), jnp.zeros((1, 2), jnp.uint32)
     with pytest.raises(ValueError, match=r"ops\.scatter under vmap: columns"):
         jax.vmap(lambda c: ops.scatter(c, ids(0), jnp.ones((1, 3)), stamps=(stamp, words(2))))(column)
-
-
-def test_stamps_are_for_the_cpu(monkeypatch):
-    class Gpu:
-        platform = "gpu"
-
-    monkeypatch.setattr(_place, "default_device", Gpu)
-    with pytest.raises(NotImplementedError, match=r"scatter: stamps: got a gpu, wanted a CPU\. Leave them out"):
-        ops.scatter(jnp.zeros((1, 2, 3)), ids(0), jnp.ones((1, 3)), stamps=(words(0, 0)[None], words(2)))

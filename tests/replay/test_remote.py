@@ -12,12 +12,11 @@ import pytest
 
 import gear_jax as gear
 from gear_jax import _native, ops, selectors
-from gear_jax.ops import _place, _reference
-from gear_jax.replay import _link, _remote
+from gear_jax.ops import _reference
+from gear_jax.replay import _connected, _link, _remote
 from gear_jax.testing.ops import assert_same_bits
 from gear_jax.transport import Job
 
-pytestmark = pytest.mark.cpu
 STEPS, CAPACITY, EACH, BATCH = 5, 48, 6, 16
 TABLE = gear.TableSpec(
     {"number": gear.ColumnSpec((), jnp.int32), "vector": gear.ColumnSpec((3,), jnp.float32)}, STEPS, CAPACITY
@@ -38,6 +37,11 @@ def rows(turn, n=EACH):
         "vector": rng.normal(size=(n, STEPS, 3)).astype(np.float32),
     }
     return columns, rng.integers(0, STEPS + 1, n).astype(np.int32), rng.uniform(0, 3, n).astype(np.float32)
+
+
+def like(values, x):
+    """An array in the kind of memory that another lies in."""
+    return jax.device_put(values, x.sharding)
 
 
 def addresses(state):
@@ -329,7 +333,7 @@ def test_a_record_that_is_torn_counts_as_empty(processes):
     filled = np.argwhere(record[..., 0] > 0)
     for word, at in enumerate(filled[:EACH]):
         record[(*at, word)] ^= np.uint32(1 << word)
-    group.states[1] = group.states[1].replace(remote=remote.replace(record=jnp.asarray(record)))
+    group.states[1] = group.states[1].replace(remote=remote.replace(record=like(record, remote.record)))
     group.expose()
     sample = group.call(0, "sample", jax.random.key(0), 200)
     assert (np.asarray(sample.handles.slot) < CAPACITY // 2).all() and np.allclose(sample.probability, 1 / EACH)
@@ -340,7 +344,7 @@ def test_a_row_that_is_overwritten_meanwhile_is_padding(processes):
     group.call(1, "add", rows(1)[0], np.full(EACH, STEPS, np.int32))
     remote = group.states[1].remote
     stamp = np.asarray(remote.stamp) + (np.asarray(remote.stamp) > 0).astype(np.uint32)  # all are being written
-    group.states[1] = group.states[1].replace(remote=remote.replace(stamp=jnp.asarray(stamp)))
+    group.states[1] = group.states[1].replace(remote=remote.replace(stamp=like(stamp, remote.stamp)))
     group.expose()
     sample = jax.tree.map(np.asarray, group.call(0, "sample", jax.random.key(0), 8))
     assert not sample.valid.any() and not sample.mask["number"].any() and (sample.data["vector"] == 7).all()
@@ -467,7 +471,7 @@ def test_a_closed_replay_says_what_to_do_and_can_be_connected_again(single):
 def test_a_state_that_is_not_exposed_is_found_out(single):
     remote, _ = single()
     state = remote.init()
-    other = jax.tree.map(jnp.copy, state)
+    other = jax.tree.map(lambda x: like(np.array(x), x), state)
     with pytest.raises(FAILED, match=r"rdma_read: operand 0: got an array at .*replay\.connect\(state\)"):
         jax.block_until_ready(jax.jit(remote.sample, static_argnums=2)(other, jax.random.key(0), 4)[1])
     for call, *args in ((remote.sample, jax.random.key(0), 4), (remote.add, *rows(0))):
@@ -583,10 +587,10 @@ def test_calls_that_it_has_not(single):
     plain.close()
 
 
-def test_a_gpu_is_refused(monkeypatch):
+def test_memory_of_a_gpu_is_refused(monkeypatch):
     class Gpu:
         platform = "gpu"
 
-    monkeypatch.setattr(_place, "default_device", Gpu)
-    with pytest.raises(NotImplementedError, match=r"exchange='rdma': got a gpu, wanted a CPU"):
-        gear.make_replay(TABLE, exchange="rdma")
+    monkeypatch.setattr(_connected, "default_device", Gpu)
+    with pytest.raises(ValueError, match="memory: got another with exchange='rdma', wanted None: others read"):
+        gear.make_replay(TABLE, exchange="rdma", memory="device")

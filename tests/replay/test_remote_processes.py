@@ -23,11 +23,9 @@ from gear_jax import transport
 from gear_jax.testing.processes import Processes
 
 WORKER = pathlib.Path(__file__).with_name("remote_worker.py")
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.skipif(transport.missing("ucx") != "", reason=f"no transport: {transport.missing('ucx')}"),
-]
+pytestmark = pytest.mark.skipif(transport.missing("ucx") != "", reason=f"no transport: {transport.missing('ucx')}")
 SECONDS = 280
+DEVICES = 1 if jax.default_backend() == "cpu" else None  # of a process; GPUs are shared
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +52,10 @@ class Launch:
             for s in held:
                 s.bind(("127.0.0.1", 0))
             self.ports = ",".join(str(s.getsockname()[1]) for s in held)
-        return Processes(self.words(task, "{process}"), processes, 1, self.secret)
+        return Processes(self.words(task, "{process}"), processes, DEVICES, self.secret)
 
     def again(self, task, rank):
-        return Processes(self.words(task, str(rank)), 1, 1, self.secret)
+        return Processes(self.words(task, str(rank)), 1, DEVICES, self.secret)
 
     def words(self, task, rank):
         return [sys.executable, "-W", "error", str(WORKER), task, rank, self.ports, str(self.folder)]

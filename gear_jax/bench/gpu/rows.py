@@ -12,6 +12,7 @@ from gear_jax.bench.gpu import (
     peers,
     priorities,
     reading,
+    remote,
     sequences,
     training,
 )
@@ -56,6 +57,7 @@ ROWS = (
     Row("guard", inserting.guard),
     Row("training", training.training),
     Row("mesh", meshes.meshes),
+    Row("remote", remote.remote),
     Row("peers", peers.peers, ("main", "windows")),
 )
 NAMES = tuple(row.name for row in ROWS)

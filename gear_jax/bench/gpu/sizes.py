@@ -38,6 +38,7 @@ class Sizes:
       mesh_devices: numbers of devices, where there are so many.
       mesh: slots and steps of `cell_bytes` of each device's shard, and its B.
       mesh_selection: capacity of a device, and B, where selection alone is timed.
+      remote: rows of the table that each of two processes has, their bytes, B, and width of the matmul beside a fetch.
       peer_bytes: what a peer holds in the GPU's memory.
       train: slots of the replay, width and layers of the model, B, and steps of a repetition.
     """
@@ -75,6 +76,7 @@ class Sizes:
     mesh_devices: tuple[int, ...]
     mesh: tuple[int, int, int]
     mesh_selection: tuple[int, int]
+    remote: tuple[int, int, int, int]
     peer_bytes: int
     train: tuple[int, int, int, int, int]
 
@@ -113,6 +115,7 @@ FULL = Sizes(
     mesh_devices=(1, 2, 4, 8),
     mesh=(1 << 16, 16, 1024),  # 64 KiB a trajectory, 4 GiB and 64 MiB a batch each
     mesh_selection=(250_000, 4096),
+    remote=(8192, 40_960, 256, 4096),  # 336 MB each, 10 MB a fetch
     peer_bytes=GIB,
     train=(1 << 17, 4096, 2, 16_384, 12),
 )
@@ -140,6 +143,7 @@ QUICK = dataclasses.replace(
     hbm_bytes=GIB,
     priorities=(1_000_000,),
     mesh=(1 << 14, 16, 1024),
+    remote=(4096, 10_240, 64, 2048),
     peer_bytes=GIB // 4,
     train=(1 << 15, 4096, 2, 16_384, 6),
 )
@@ -177,6 +181,7 @@ TINY = Sizes(
     mesh_devices=(1, 2),
     mesh=(64, 4, 8),
     mesh_selection=(64, 16),
+    remote=(64, 128, 4, 32),
     peer_bytes=1 << 14,
     train=(64, 32, 2, 16, 2),
 )

@@ -38,6 +38,12 @@ TARGETS = {
         "scaling to 2 against",
         "selection alone, prioritised",
     ],
+    "remote": [
+        "a fetch beside a matmul, same host",
+        "a fetch beside a matmul, shared memory",
+        "a fetch beside a matmul, TCP",
+        "matmuls behind a fetch that waits",
+    ],
     "training": ["train step with overlapped sampling"],
 }
 

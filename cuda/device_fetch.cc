@@ -1,0 +1,197 @@
+// Remote fetches by a GPU. One entry's work, on the entry's own stream unless it says otherwise:
+//
+//   on XLA's stream   the rows' numbers go to the host, with the stamps of this GPU's own rows
+//   host              sorts the rows and asks the reader for those that are not this GPU's
+//   kernels           gather this GPU's rows, read their stamps again, and let writes of the tables go on
+//   stream            waits until the reader has brought the others, into page-locked memory
+//   host              judges all rows and pads what is not valid
+//   kernels           copy the rows that came to the others, and say that the data is there
+//
+// The host's parts run on a thread of CUDA's: they call neither CUDA nor Python, and wait for nothing.
+#include <memory>
+#include <utility>
+
+#include "cuda/device_staging.h"
+#include "cuda/fetch_kernels.h"
+#include "cuda/gather_kernels.h"
+#include "cuda/host_wait.h"
+#include "cuda/staging_kernels.h"
+
+namespace gear_jax {
+namespace {
+
+constexpr int kBlocks = 8;  // as a gather in flight: other work runs beside it
+
+// Where things lie in an entry's two memories. The data is in both, and a part of it begins at a multiple of 256.
+struct FetchLayout {
+  explicit FetchLayout(const GatherCall& gather)
+      : data(Parts(gather)),
+        device({4 * gather.rows, 4 * gather.rows, 4 * gather.rows, gather.rows, 16, 1}),
+        host({8, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows,
+              4 * gather.rows, gather.rows}) {}
+
+  static std::vector<int64_t> Parts(const GatherCall& gather) {
+    std::vector<int64_t> bytes = PartBytes(gather);
+    bytes.push_back(gather.rows);  // which are valid
+    return bytes;
+  }
+
+  int64_t device_bytes() const { return data.bytes + device.bytes; }
+  int64_t host_bytes() const { return host.bytes + data.bytes; }
+
+  const StagingLayout data;
+  const StagingLayout device;  // behind the data: own slot, anchor, length, take, handle, ok
+  const StagingLayout host;  // in front of the data: word, slot, anchor, length, shard, generation, before, after, take
+};
+
+// A fetch on its way, from one of the host's parts to the next.
+struct Travelling {
+  std::shared_ptr<Fetch> fetch;
+  std::function<void(const Fetch&)> ended;
+  uint32_t* word;  // becomes `number` when all is there
+  uint32_t number;
+};
+
+void CUDART_CB Begin(void* data) {
+  auto& travelling = *static_cast<Travelling*>(data);
+  Fetch& fetch = *travelling.fetch;
+  fetch.Prepare(1);
+  fetch.Start(
+      [word = travelling.word, number = travelling.number] { __atomic_store_n(word, number, __ATOMIC_RELEASE); });
+  fetch.Drain();
+}
+
+void CUDART_CB End(void* data) {
+  const std::unique_ptr<Travelling> travelling(static_cast<Travelling*>(data));
+  travelling->fetch->Finish();
+  travelling->ended(*travelling->fetch);
+}
+
+}  // namespace
+
+// Sees that an entry has a stream, and page-locked memory of at least `bytes`.
+StagingFault DeviceStaging::ReserveHost(Entry& entry, int64_t bytes) {
+  const cudaError_t made = MakeStream(&entry.stream);
+  if (made != cudaSuccess) return {made, "making a stream"};
+  if (entry.host_capacity >= bytes) return {};
+  if (entry.host != nullptr) {
+    cudaError_t error = cudaStreamSynchronize(entry.stream);
+    if (error == cudaSuccess) error = cudaFreeHost(entry.host);
+    if (error != cudaSuccess) return {error, "replacing page-locked memory"};
+    entry.host = nullptr;
+    entry.host_capacity = 0;
+  }
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // else it would show up as another call's
+    return {error, "allocating page-locked memory", bytes, false, true};
+  }
+  entry.host = static_cast<uint8_t*>(memory);
+  entry.host_capacity = bytes;
+  *reinterpret_cast<uint32_t*>(entry.host) = entry.fetches;
+  return {};
+}
+
+StagingFault DeviceStaging::StartFetch(FetchRequest fetch, const StagingRequest& request, FetchScratch* scratch,
+                                       cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  StagingQueues<Entry>::Claim claim;
+  if (StagingFault fault = Claim(request, stream, &claim)) return fault;
+  const FetchLayout layout(fetch.call.gather);
+  if (StagingFault fault = Reserve(claim.number, *claim.entry, layout.device_bytes(), stream)) return fault;
+  if (StagingFault fault = ReserveHost(*claim.entry, layout.host_bytes())) return fault;
+  StagingRequest asked = request;
+  if (request.handle_out == nullptr) {
+    uint8_t* const behind = claim.entry->memory + layout.data.bytes;
+    scratch->handle = asked.handle_out = reinterpret_cast<int32_t*>(behind + layout.device.offset[4]);
+    scratch->ok = reinterpret_cast<bool*>(behind + layout.device.offset[5]);
+  }
+  return EnqueueFetch(fetch, asked, *claim.entry, {claim.number, claim.sequence, owner_}, stream);
+}
+
+StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingRequest& staging, Entry& entry,
+                                         const StagingHandle& handle, cudaStream_t stream) {
+  const FetchLayout layout(request.call.gather);
+  const StagingLayout& data = layout.data;
+  const int64_t rows = request.call.gather.rows;
+  const uint32_t number = ++entry.fetches;
+  const auto here = [&](size_t i) { return entry.memory + data.bytes + layout.device.offset[i]; };
+  const auto there = [&](size_t i) { return entry.host + layout.host.offset[i]; };
+  const auto ids = [](uint8_t* at) { return reinterpret_cast<int32_t*>(at); };
+  const auto stamps = [](uint8_t* at) { return reinterpret_cast<uint32_t*>(at); };
+  uint8_t* const brought = entry.host + layout.host.bytes;
+
+  // The fetch that is dropped may still be on its way.
+  cudaError_t error = cudaStreamWaitEvent(stream, entry.gathered, 0);
+  if (error != cudaSuccess) return {error, "waiting for the fetch before"};
+  GatherCall own = request.call.gather;  // by this GPU
+  const StagingStart start{handle,
+                           {handle.sequence, 0, data.bytes, entry.memory},
+                           rows,
+                           {own.slot, own.anchor, own.length},
+                           {ids(here(0)), ids(here(1)), ids(here(2))},
+                           staging.ticket,
+                           staging.ticket_out,
+                           staging.handle_out};
+  const FetchIds asked{rows,
+                       own.slots,
+                       request.call.gpu.shard,
+                       {own.slot, own.anchor, own.length, request.call.shard},
+                       request.call.generation,
+                       request.stamp,
+                       ids(here(0)),
+                       {ids(there(1)), ids(there(2)), ids(there(3)), ids(there(4))},
+                       stamps(there(5)),
+                       stamps(there(6))};
+  error = LaunchStagingStart(start, stream);
+  if (error == cudaSuccess) error = LaunchFetchIds(asked, stream);
+  if (error == cudaSuccess) error = cudaEventRecord(entry.copied, stream);
+  if (error == cudaSuccess) error = cudaStreamWaitEvent(entry.stream, entry.copied, 0);
+  if (error != cudaSuccess) return {error, "copying the rows' numbers"};
+
+  const FlightSet tables = TablesOf(own);
+  FetchCall& call = request.call;  // by the host
+  call.gather.slot = asked.id_out[0], call.gather.anchor = asked.id_out[1], call.gather.length = asked.id_out[2];
+  call.shard = asked.id_out[3];
+  if (call.generation != nullptr) call.generation = asked.generation_out;
+  call.gpu.before = asked.before, call.gpu.after = stamps(there(7)), call.gpu.take = there(8);
+  PlaceParts(call.gather, brought, data);
+  call.valid = reinterpret_cast<bool*>(brought + data.offset.back());
+  auto travelling = std::make_unique<Travelling>();
+  travelling->fetch = std::make_shared<Fetch>(std::move(call), std::move(request.reader), request.counters);
+  travelling->ended = std::move(request.ended);
+  travelling->word = stamps(there(0));
+  travelling->number = number;
+  error = cudaLaunchHostFunc(entry.stream, Begin, travelling.get());
+  if (error != cudaSuccess) return {error, "asking for the rows"};
+  Travelling* const on_its_way = travelling.release();  // End deletes it
+
+  own.slot = ids(here(0)), own.anchor = ids(here(1)), own.length = ids(here(2));
+  PlaceParts(own, entry.memory, data);
+  error = LaunchGather(own, {kBlocks, nullptr, nullptr, nullptr}, entry.stream);
+  if (error == cudaSuccess) error = LaunchFetchStamps(own.slot, rows, request.stamp, stamps(there(7)), entry.stream);
+  if (error == cudaSuccess) error = LaunchFlightsFinished(tables, entry.stream);
+  if (error == cudaSuccess) error = EnqueueHostWait(stamps(there(0)), number, entry.stream);
+  if (error == cudaSuccess) error = cudaLaunchHostFunc(entry.stream, End, on_its_way);
+  if (error != cudaSuccess) return {error, "gathering own rows"};
+
+  std::vector<TakenPart> parts;
+  const std::vector<int64_t> bytes = PartBytes(own);
+  for (size_t i = 0; i < bytes.size() && rows > 0; ++i) {
+    const int64_t at = data.offset[i];
+    parts.push_back(MakeTakenPart(entry.memory + at, brought + at, bytes[i] / rows, rows));
+  }
+  const auto bring = [&](uint8_t* to, const uint8_t* from) {
+    return rows == 0 ? cudaSuccess : cudaMemcpyAsync(to, from, rows, cudaMemcpyHostToDevice, entry.stream);
+  };
+  error = bring(here(3), there(8));
+  if (error == cudaSuccess) error = bring(entry.memory + data.offset.back(), brought + data.offset.back());
+  if (error == cudaSuccess) error = LaunchFetchRows(parts, here(3), rows, kBlocks, entry.stream);
+  if (error == cudaSuccess) error = LaunchStagingFinish(handle, {}, entry.stream);
+  if (error == cudaSuccess) error = cudaEventRecord(entry.gathered, entry.stream);
+  if (error == cudaSuccess) error = LaunchFlightsStarted(tables, stream);
+  return {error, "copying what came"};
+}
+
+}  // namespace gear_jax

@@ -1,0 +1,56 @@
+// What the kernels of a remote fetch do for one row or chunk. Plain code, so that the CPU's tests run it too.
+#ifndef GEAR_JAX_CUDA_FETCH_DEVICE_H_
+#define GEAR_JAX_CUDA_FETCH_DEVICE_H_
+
+#include <cstdint>
+
+#include "cuda/chunk.h"
+#include "ffi/host_device.h"
+
+namespace gear_jax {
+
+// What a fetch asks for, as a kernel hands it to the host.
+struct FetchIds {
+  int64_t rows = 0;
+  int64_t slots = 0;  // of a shard
+  int32_t gpu_shard = -1;
+  // The device's: slot, anchor, length, shard, and null or the generations, [rows] each; the own stamps, [slots].
+  const int32_t* id[4] = {};
+  const uint32_t* generation = nullptr;
+  const uint32_t* stamp = nullptr;
+  int32_t* own_slot = nullptr;  // [rows], the device's: the slot of a row of `gpu_shard`, else -1
+  // The host's, [rows] each.
+  int32_t* id_out[4] = {};
+  uint32_t* generation_out = nullptr;
+  uint32_t* before = nullptr;  // stamps of the rows of `gpu_shard`
+};
+
+// The slot that this GPU gathers for a row, or -1.
+GEAR_JAX_HD inline int32_t OwnSlot(const FetchIds& ids, int64_t row) {
+  const int32_t slot = ids.id[0][row];
+  return ids.id[3][row] == ids.gpu_shard && slot >= 0 && slot < ids.slots ? slot : -1;
+}
+
+// A part of the data, of which some rows come from host memory. Both begin at multiples of 256.
+struct TakenPart {
+  uint8_t* out;         // [rows, row_bytes]
+  const uint8_t* from;  // [rows, row_bytes]
+  int64_t row_bytes;
+  Divisor units;  // chunks that a row spans at most
+};
+
+inline TakenPart MakeTakenPart(uint8_t* out, const uint8_t* from, int64_t row_bytes, int64_t rows) {
+  const int64_t units = ChunksSpanned(row_bytes, row_bytes, true, row_bytes);
+  return {out, from, row_bytes, Divisor(static_cast<uint32_t>(units), static_cast<uint64_t>(units) * rows + 4096)};
+}
+
+// Chunk k of a row that is taken.
+GEAR_JAX_HD inline ChunkPlan PlanTaken(const TakenPart& part, int64_t row, int64_t k) {
+  uint8_t* const to = part.out + row * part.row_bytes;
+  return PlanChunk(to, part.row_bytes, part.from + row * part.row_bytes, 0, part.row_bytes,
+                   k - LeadingChunks(to, part.row_bytes));
+}
+
+}  // namespace gear_jax
+
+#endif  // GEAR_JAX_CUDA_FETCH_DEVICE_H_
