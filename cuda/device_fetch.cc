@@ -15,7 +15,10 @@
 #include "cuda/fetch_kernels.h"
 #include "cuda/gather_kernels.h"
 #include "cuda/host_wait.h"
+#include "cuda/page_locked.h"
+#include "cuda/scatter_kernels.h"
 #include "cuda/staging_kernels.h"
+#include "cuda/stamp_kernels.h"
 
 namespace gear_jax {
 namespace {
@@ -24,17 +27,11 @@ constexpr int kBlocks = 8;  // as a gather in flight: other work runs beside it
 
 // Where things lie in an entry's two memories. The data is in both, and a part of it begins at a multiple of 256.
 struct FetchLayout {
-  explicit FetchLayout(const GatherCall& gather)
-      : data(Parts(gather)),
-        device({4 * gather.rows, 4 * gather.rows, 4 * gather.rows, gather.rows, 16, 1}),
-        host({8, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows, 4 * gather.rows,
-              4 * gather.rows, gather.rows}) {}
-
-  static std::vector<int64_t> Parts(const GatherCall& gather) {
-    std::vector<int64_t> bytes = PartBytes(gather);
-    bytes.push_back(gather.rows);  // which are valid
-    return bytes;
-  }
+  explicit FetchLayout(const FetchCall& call) : FetchLayout(PartBytes(call), call.gather.rows) {}
+  FetchLayout(const std::vector<int64_t>& parts, int64_t rows)
+      : data(parts),
+        device({4 * rows, 4 * rows, 4 * rows, rows, 16, 1}),
+        host({8, 4 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * rows, rows}) {}
 
   int64_t device_bytes() const { return data.bytes + device.bytes; }
   int64_t host_bytes() const { return host.bytes + data.bytes; }
@@ -69,6 +66,17 @@ void CUDART_CB End(void* data) {
 
 }  // namespace
 
+// What is enqueued behind a fetch that waits must not have to load a kernel first.
+cudaError_t DeviceStaging::LoadAll() {
+  if (loaded_) return cudaSuccess;
+  cudaError_t error = LoadStagingKernels();
+  if (error == cudaSuccess) error = LoadFetchKernels();
+  if (error == cudaSuccess) error = LoadScatterKernels();
+  if (error == cudaSuccess) error = LoadStampKernels();
+  loaded_ = error == cudaSuccess;
+  return error;
+}
+
 // Sees that an entry has a stream, and page-locked memory of at least `bytes`.
 StagingFault DeviceStaging::ReserveHost(Entry& entry, int64_t bytes) {
   const cudaError_t made = MakeStream(&entry.stream);
@@ -81,38 +89,51 @@ StagingFault DeviceStaging::ReserveHost(Entry& entry, int64_t bytes) {
     entry.host = nullptr;
     entry.host_capacity = 0;
   }
-  void* memory = nullptr;
-  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-  if (error != cudaSuccess) {
-    cudaGetLastError();  // else it would show up as another call's
-    return {error, "allocating page-locked memory", bytes, false, true};
-  }
-  entry.host = static_cast<uint8_t*>(memory);
+  if (StagingFault fault = AllocatePageLocked(bytes, &entry.host)) return fault;
   entry.host_capacity = bytes;
   *reinterpret_cast<uint32_t*>(entry.host) = entry.fetches;
   return {};
 }
 
-StagingFault DeviceStaging::StartFetch(FetchRequest fetch, const StagingRequest& request, FetchScratch* scratch,
-                                       cudaStream_t stream) {
+StagingFault DeviceStaging::StartFetch(FetchRequest fetch, const StagingRequest& request, cudaStream_t stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  return StartFetchLocked(fetch, request, nullptr, stream);
+}
+
+StagingFault DeviceStaging::WholeFetch(FetchRequest fetch, StagingRequest request, const std::vector<StagedPart>& parts,
+                                       cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);  // until the end is enqueued, no other fetch may take the entry
+  Scratch scratch;
+  request.handle_out = nullptr;
+  if (StagingFault fault = StartFetchLocked(fetch, request, &scratch, stream)) return fault;
+  cudaError_t error = cudaStreamWaitEvent(stream, scratch.gathered, 0);
+  if (error == cudaSuccess) {
+    error = LaunchStagingDone(scratch.handle, owner_, parts, StagingLayout(PartBytes(parts)), scratch.ok, stream);
+  }
+  return {error, "copying the data"};
+}
+
+StagingFault DeviceStaging::StartFetchLocked(FetchRequest& fetch, StagingRequest request, Scratch* scratch,
+                                             cudaStream_t stream) {
+  const cudaError_t loaded = LoadAll();
+  if (loaded != cudaSuccess) return {loaded, "loading kernels"};
   StagingQueues<Entry>::Claim claim;
   if (StagingFault fault = Claim(request, stream, &claim)) return fault;
-  const FetchLayout layout(fetch.call.gather);
+  const FetchLayout layout(fetch.call);
   if (StagingFault fault = Reserve(claim.number, *claim.entry, layout.device_bytes(), stream)) return fault;
   if (StagingFault fault = ReserveHost(*claim.entry, layout.host_bytes())) return fault;
-  StagingRequest asked = request;
-  if (request.handle_out == nullptr) {
+  if (scratch != nullptr) {
     uint8_t* const behind = claim.entry->memory + layout.data.bytes;
-    scratch->handle = asked.handle_out = reinterpret_cast<int32_t*>(behind + layout.device.offset[4]);
+    scratch->handle = request.handle_out = reinterpret_cast<int32_t*>(behind + layout.device.offset[4]);
     scratch->ok = reinterpret_cast<bool*>(behind + layout.device.offset[5]);
+    scratch->gathered = claim.entry->gathered;
   }
-  return EnqueueFetch(fetch, asked, *claim.entry, {claim.number, claim.sequence, owner_}, stream);
+  return EnqueueFetch(fetch, request, *claim.entry, {claim.number, claim.sequence, owner_}, stream);
 }
 
 StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingRequest& staging, Entry& entry,
                                          const StagingHandle& handle, cudaStream_t stream) {
-  const FetchLayout layout(request.call.gather);
+  const FetchLayout layout(request.call);
   const StagingLayout& data = layout.data;
   const int64_t rows = request.call.gather.rows;
   const uint32_t number = ++entry.fetches;
@@ -156,8 +177,9 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
   call.shard = asked.id_out[3];
   if (call.generation != nullptr) call.generation = asked.generation_out;
   call.gpu.before = asked.before, call.gpu.after = stamps(there(7)), call.gpu.take = there(8);
-  PlaceParts(call.gather, brought, data);
-  call.valid = reinterpret_cast<bool*>(brought + data.offset.back());
+  std::vector<uint8_t*> places;
+  for (const int64_t offset : data.offset) places.push_back(brought + offset);
+  PlaceParts(call, places);
   auto travelling = std::make_unique<Travelling>();
   travelling->fetch = std::make_shared<Fetch>(std::move(call), std::move(request.reader), request.counters);
   travelling->ended = std::move(request.ended);
@@ -166,15 +188,21 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
   error = cudaLaunchHostFunc(entry.stream, Begin, travelling.get());
   if (error != cudaSuccess) return {error, "asking for the rows"};
   Travelling* const on_its_way = travelling.release();  // End deletes it
+  const auto failed = [&entry](cudaError_t error, const char* step) {
+    entry.host = nullptr;  // what was asked for comes all the same: nobody may use this memory any more
+    entry.host_capacity = 0;
+    return StagingFault{error, step};
+  };
 
   own.slot = ids(here(0)), own.anchor = ids(here(1)), own.length = ids(here(2));
   PlaceParts(own, entry.memory, data);
   error = LaunchGather(own, {kBlocks, nullptr, nullptr, nullptr}, entry.stream);
   if (error == cudaSuccess) error = LaunchFetchStamps(own.slot, rows, request.stamp, stamps(there(7)), entry.stream);
   if (error == cudaSuccess) error = LaunchFlightsFinished(tables, entry.stream);
+  if (error == cudaSuccess) error = LaunchFlightsStarted(tables, stream);
   if (error == cudaSuccess) error = EnqueueHostWait(stamps(there(0)), number, entry.stream);
   if (error == cudaSuccess) error = cudaLaunchHostFunc(entry.stream, End, on_its_way);
-  if (error != cudaSuccess) return {error, "gathering own rows"};
+  if (error != cudaSuccess) return failed(error, "gathering own rows");
 
   std::vector<TakenPart> parts;
   const std::vector<int64_t> bytes = PartBytes(own);
@@ -190,8 +218,8 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
   if (error == cudaSuccess) error = LaunchFetchRows(parts, here(3), rows, kBlocks, entry.stream);
   if (error == cudaSuccess) error = LaunchStagingFinish(handle, {}, entry.stream);
   if (error == cudaSuccess) error = cudaEventRecord(entry.gathered, entry.stream);
-  if (error == cudaSuccess) error = LaunchFlightsStarted(tables, stream);
-  return {error, "copying what came"};
+  if (error != cudaSuccess) return failed(error, "copying what came");
+  return {};
 }
 
 }  // namespace gear_jax

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/host_wait.h"
+#include "cuda/page_locked.h"
 
 namespace gear_jax {
 namespace {
@@ -47,13 +48,9 @@ class HostPieces {
       const cudaError_t error = cudaFreeHost(small.memory);
       if (error != cudaSuccess) return {error, "replacing page-locked memory"};
     }
-    void* memory = nullptr;
-    const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-    if (error != cudaSuccess) {
-      cudaGetLastError();  // else it would show up as another call's
-      return {error, "allocating page-locked memory", bytes, false, true};
-    }
-    *piece = {static_cast<uint8_t*>(memory), bytes, 0};
+    uint8_t* memory = nullptr;
+    if (StagingFault fault = AllocatePageLocked(bytes, &memory)) return fault;
+    *piece = {memory, bytes, 0};
     *piece->word() = 0;
     return {};
   }

@@ -13,7 +13,7 @@
 namespace gear_jax {
 
 // Enqueues a read whose results, and `here`, are the device's: the reader brings the regions into page-locked memory,
-// while the stream waits; then they are copied. No thread waits. `ended` runs on a thread of
+// while the stream waits; then they are copied. `ended` runs on a thread of
 // CUDA's, when all is there or lost.
 StagingFault EnqueueRegionsRead(RegionsCall call, std::shared_ptr<transport::Reader> reader,
                                 std::function<void(const ReadRegions&)> ended, cudaStream_t stream);

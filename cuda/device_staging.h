@@ -36,12 +36,6 @@ struct FetchRequest {
   std::function<void(const Fetch&)> ended;  // on a thread of CUDA's, when all rows are there or lost
 };
 
-// Where a fetch whose start and end are one call has its handle and its result, on the device.
-struct FetchScratch {
-  int32_t* handle = nullptr;  // [4]
-  bool* ok = nullptr;         // [1]
-};
-
 // What went wrong, or nothing.
 struct StagingFault {
   cudaError_t error = cudaSuccess;
@@ -67,9 +61,11 @@ class DeviceStaging {
 
   // Enqueues a remote fetch on a stream of its own, as Start does. Rows of this device's shard are gathered by kernels,
   // and until that is done writes of the tables wait; all others come from the reader, meanwhile, by way of page-locked
-  // memory. No thread waits for them. Without memory for a handle in the request, `scratch` says where it is. `error`
-  // where this fails after the reader was asked: what it brings then goes nowhere.
-  StagingFault StartFetch(FetchRequest fetch, const StagingRequest& request, FetchScratch* scratch,
+  // memory. Waits only if an entry's memory must be replaced by more.
+  StagingFault StartFetch(FetchRequest fetch, const StagingRequest& request, cudaStream_t stream);
+
+  // The same with its end in one: the stream waits for the rows. The request has no memory for a handle.
+  StagingFault WholeFetch(FetchRequest fetch, StagingRequest request, const std::vector<StagedPart>& parts,
                           cudaStream_t stream);
 
   // Enqueues the end of a gather (LaunchStagingDone). Neither allocates nor waits.
@@ -90,13 +86,22 @@ class DeviceStaging {
 
   struct Unused;
 
+  // Of a fetch whose start and end are one call: in the entry's memory.
+  struct Scratch {
+    int32_t* handle = nullptr;  // [4]
+    bool* ok = nullptr;         // [1]
+    cudaEvent_t gathered = nullptr;
+  };
+
   explicit DeviceStaging(int device) : device_(device), owner_(NewStagingOwner()) {}
 
   static cudaError_t MakeStream(cudaStream_t* stream);
   cudaError_t MakeEvents(Entry& entry);
   StagingFault Claim(const StagingRequest& request, cudaStream_t stream, StagingQueues<Entry>::Claim* claim);
   StagingFault Reserve(int32_t number, Entry& entry, int64_t bytes, cudaStream_t stream);
+  StagingFault StartFetchLocked(FetchRequest& fetch, StagingRequest request, Scratch* scratch, cudaStream_t stream);
   StagingFault ReserveHost(Entry& entry, int64_t bytes);
+  cudaError_t LoadAll();
   StagingFault ReleaseHere(int64_t queue);
   StagingFault FreeRetired(cudaStream_t stream);
   StagingFault Enqueue(GatherCall& call, const StagingRequest& request, const Entry& entry, const StagingHandle& handle,
@@ -109,6 +114,7 @@ class DeviceStaging {
   const int device_;
   const int32_t owner_;
   cudaStream_t stream_ = nullptr;
+  bool loaded_ = false;  // the kernels that fetches use
   StagingQueues<Entry> queues_{kStagingEntries};
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/fetch_kernels.h"
+#include "cuda/load_kernels.h"
 #include "cuda/warp_copy.cuh"
 
 namespace gear_jax {
@@ -98,6 +99,11 @@ cudaError_t LaunchFetchRows(const std::vector<TakenPart>& parts, const uint8_t* 
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
+}
+
+cudaError_t LoadFetchKernels() {
+  return LoadKernels({reinterpret_cast<const void*>(IdsKernel), reinterpret_cast<const void*>(StampsKernel),
+                      reinterpret_cast<const void*>(RowsKernel)});
 }
 
 }  // namespace gear_jax

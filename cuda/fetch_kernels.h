@@ -22,6 +22,9 @@ cudaError_t LaunchFetchStamps(const int32_t* own_slot, int64_t rows, const uint3
 cudaError_t LaunchFetchRows(const std::vector<TakenPart>& parts, const uint8_t* take, int64_t rows, int blocks,
                             cudaStream_t stream);
 
+// Loads these kernels on the current device, for launches behind a stream that waits (load_kernels.h).
+cudaError_t LoadFetchKernels();
+
 }  // namespace gear_jax
 
 #endif  // GEAR_JAX_CUDA_FETCH_KERNELS_H_

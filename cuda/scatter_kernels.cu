@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/load_kernels.h"
 #include "cuda/scatter_device.h"
 #include "cuda/scatter_kernels.h"
 #include "cuda/warp_copy.cuh"
@@ -56,5 +57,7 @@ cudaError_t LaunchScatter(const ScatterCall& call, int blocks, cudaStream_t stre
   }
   return cudaSuccess;
 }
+
+cudaError_t LoadScatterKernels() { return LoadKernels({reinterpret_cast<const void*>(ScatterKernel)}); }
 
 }  // namespace gear_jax

@@ -12,6 +12,9 @@ namespace gear_jax {
 // what fills every multiprocessor. Enqueues one kernel for every 32 columns; neither allocates nor waits.
 cudaError_t LaunchScatter(const ScatterCall& call, int blocks, cudaStream_t stream);
 
+// Loads these kernels on the current device, for launches behind a stream that waits (load_kernels.h).
+cudaError_t LoadScatterKernels();
+
 }  // namespace gear_jax
 
 #endif  // GEAR_JAX_CUDA_SCATTER_KERNELS_H_

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/load_kernels.h"
 #include "cuda/staging_kernels.h"
 #include "cuda/warp_copy.cuh"
 
@@ -160,6 +161,13 @@ cudaError_t LaunchStagingDone(const int32_t* handle, int32_t owner, const std::v
     error = cudaGetLastError();
   }
   return error;
+}
+
+cudaError_t LoadStagingKernels() {
+  return LoadKernels({reinterpret_cast<const void*>(StartedKernel), reinterpret_cast<const void*>(FinishedKernel),
+                      reinterpret_cast<const void*>(FinishKernel), reinterpret_cast<const void*>(WaitKernel),
+                      reinterpret_cast<const void*>(ForgetKernel), reinterpret_cast<const void*>(DoneKernel),
+                      reinterpret_cast<const void*>(CopyKernel)});
 }
 
 }  // namespace gear_jax

@@ -52,6 +52,9 @@ cudaError_t LaunchStagingForget(int32_t entry, cudaStream_t stream);
 cudaError_t LaunchStagingDone(const int32_t* handle, int32_t owner, const std::vector<StagedPart>& parts,
                               const StagingLayout& layout, bool* ok, cudaStream_t stream);
 
+// Loads these kernels on the current device, for launches behind a stream that waits (load_kernels.h).
+cudaError_t LoadStagingKernels();
+
 }  // namespace gear_jax
 
 #endif  // GEAR_JAX_CUDA_STAGING_KERNELS_H_

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/load_kernels.h"
 #include "cuda/scatter_device.h"
 #include "cuda/stamp_kernels.h"
 
@@ -35,5 +36,7 @@ cudaError_t LaunchStamps(const ScatterCall& call, bool open, cudaStream_t stream
   StampKernel<<<static_cast<int>(std::clamp<int64_t>(blocks, 1, 256)), kStampThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
+
+cudaError_t LoadStampKernels() { return LoadKernels({reinterpret_cast<const void*>(StampKernel)}); }
 
 }  // namespace gear_jax

@@ -12,6 +12,9 @@ namespace gear_jax {
 // before LaunchScatter and one behind. Neither allocates nor waits.
 cudaError_t LaunchStamps(const ScatterCall& call, bool open, cudaStream_t stream);
 
+// Loads these kernels on the current device, for launches behind a stream that waits (load_kernels.h).
+cudaError_t LoadStampKernels();
+
 }  // namespace gear_jax
 
 #endif  // GEAR_JAX_CUDA_STAMP_KERNELS_H_

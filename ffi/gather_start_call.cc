@@ -1,6 +1,7 @@
 #include "ffi/gather_start_call.h"
 
 #include <cstring>
+#include <sstream>
 #include <string>
 
 namespace gear_jax {
@@ -42,18 +43,21 @@ ffi::ErrorOr<GatherDoneOperands> ReadGatherDone(ffi::Buffer<ffi::S32> handle, ff
   return read;
 }
 
-ffi::Error CheckDepth(int64_t depth) {
+ffi::Error CheckDepth(const char* op, int64_t depth) {
   if (depth >= 1) return ffi::Error::Success();
-  return InvalidArgument("gear_gather_start: depth", depth, "at least 1",
-                         "Call gear_jax.ops.gather_start, which checks it.");
+  return InvalidArgument(std::string("gear_") + op + ": depth", depth, "at least 1",
+                         std::string("Call gear_jax.ops.") + op + ", which checks it.");
 }
 
 ffi::Error NoStagingMemory(const char* op, int64_t bytes, const char* where, int64_t queue, int64_t depth,
                            const char* why, const char* fix) {
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                    std::string(op) + ": staging memory: got none (" + why + "), wanted " + std::to_string(bytes) +
-                        " bytes of " + where + " for one of " + std::to_string(depth) + " in flight of queue " +
-                        std::to_string(queue) + ", to hold its data until its end. " + fix);
+  std::ostringstream text;
+  text << op << ": staging memory: got none (" << why << "), wanted " << bytes << " bytes of " << where;
+  if (queue >= 0) {
+    text << " for one of " << depth << " in flight of queue " << queue << ", to hold its data until its end";
+  }
+  text << ". " << fix;
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, text.str());
 }
 
 }  // namespace gear_jax

@@ -48,9 +48,9 @@ xla::ffi::ErrorOr<GatherDoneOperands> ReadGatherDone(xla::ffi::Buffer<xla::ffi::
                                                      const char* op = "gather_done", size_t more = 0);
 
 // The error for a depth that is none, or success.
-xla::ffi::Error CheckDepth(int64_t depth);
+xla::ffi::Error CheckDepth(const char* op, int64_t depth);
 
-// The error for staging memory that is not to be had. `why`: the system's words.
+// The error for staging memory that is not to be had. `why`: the system's words. `queue`: -1 where it is of no queue.
 xla::ffi::Error NoStagingMemory(const char* op, int64_t bytes, const char* where, int64_t queue, int64_t depth,
                                 const char* why, const char* fix);
 

@@ -22,7 +22,7 @@ ffi::Future GatherStartCpu(ffi::ThreadPool pool, int32_t device, S32 slot, S32 a
   const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, masks};
   auto call = ReadGatherTables(slot, anchor, length, args, attributes);
   if (!call) return Failed(call.error());
-  ffi::Error error = CheckDepth(depth);
+  ffi::Error error = CheckDepth("gather_start", depth);
   if (kChecks && error.success()) error = CheckGather(*call);
   if (error.failure()) return Failed(error);
   const StagingLayout layout(PartBytes(*call));

@@ -17,7 +17,7 @@ ffi::Error GatherStartCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length
   const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, masks};
   auto call = ReadGatherTables(slot, anchor, length, args, attributes);
   if (!call) return call.error();
-  ffi::Error error = CheckDepth(depth);
+  ffi::Error error = CheckDepth("gather_start", depth);
   if (kChecks && error.success()) error = CheckOnHost(*call, stream);
   if (error.failure()) return error;
   cudaError_t none = cudaSuccess;
@@ -31,7 +31,7 @@ ffi::Error GatherStartCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length
                                ticket_out->typed_data(),
                                handle->typed_data()};
   const StagingFault fault = staging->Start(*call, request, stream);
-  return fault ? StagingFailed("gather_start", fault, Sizes(*call), request) : ffi::Error::Success();
+  return fault ? StagingFailed("gather_start", fault, Sizes(*call), queue, depth) : ffi::Error::Success();
 }
 
 ffi::Error GatherDoneCuda(cudaStream_t stream, S32 handle, ffi::RemainingArgs /*after*/, ffi::RemainingRets rets,

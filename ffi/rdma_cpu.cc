@@ -106,7 +106,7 @@ ffi::Future RdmaFetchStartCpu(ffi::ThreadPool pool, int32_t device, S32 slot, S3
   if (const ffi::Error error = checks ? CheckRdmaRows(read->call) : ffi::Error::Success(); error.failure()) {
     return Failed(error);
   }
-  auto flight = std::make_shared<FetchFlight>(std::move(read->call), RdmaPartBytes(read->call), error_on_loss);
+  auto flight = std::make_shared<FetchFlight>(std::move(read->call), error_on_loss);
   auto fetch = std::make_shared<Fetch>(flight->call(), read->reader, &CurrentRdmaHost().counters(session));
   fetch->Prepare(pool.num_threads());
   flight->Holds(fetch);

@@ -1,4 +1,6 @@
 // rdma_read and rdma_fetch on CUDA. All is enqueued; no thread waits for a peer.
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,47 +26,76 @@ using S32 = ffi::Buffer<ffi::S32>;
 constexpr int64_t kOneCall = -1;
 constexpr int64_t kOneCallDepth = 2;
 
-// What went wrong when the call that it concerns had been enqueued long since: the next call of the session says it.
-class LateErrors {
+// Losses that were met when the calls that they concern had been enqueued long since. The session's next call that is
+// to fail for losses says it.
+class LateLosses {
  public:
-  static LateErrors& Global() {
-    static LateErrors* const errors = new LateErrors;  // CUDA's threads may outlive main
-    return *errors;
+  static LateLosses& Global() {
+    static LateLosses* const losses = new LateLosses;  // CUDA's threads may outlive main
+    return *losses;
   }
 
-  void Add(int64_t session, const ffi::Error& error) {
-    if (error.success()) return;
+  void Add(int64_t session, const std::weak_ptr<transport::Reader>& reader, const std::vector<int32_t>& lost) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    errors_.emplace(session, error);  // the first
+    losses_[session] = {reader, lost};
   }
 
-  ffi::Error Take(int64_t session) {
+  // Those of this reader: a number may be a later session's by now.
+  std::vector<int32_t> Take(int64_t session, const std::shared_ptr<transport::Reader>& reader) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = errors_.find(session);
-    if (found == errors_.end()) return ffi::Error::Success();
-    ffi::Error error = std::move(found->second);
-    errors_.erase(found);
-    return error;
+    const auto found = losses_.find(session);
+    if (found == losses_.end()) return {};
+    std::vector<int32_t> lost =
+        found->second.reader.lock() == reader ? std::move(found->second.lost) : std::vector<int32_t>{};
+    losses_.erase(found);
+    return lost;
   }
 
  private:
+  struct Losses {
+    std::weak_ptr<transport::Reader> reader;
+    std::vector<int32_t> lost;
+  };
+
   std::mutex mutex_;
-  std::map<int64_t, ffi::Error> errors_;
+  std::map<int64_t, Losses> losses_;
 };
+
+// The error for what is lost as the call is enqueued, or was late in an earlier one; success where losses are none.
+ffi::Error CheckKnownLosses(const char* op, int64_t session, const std::shared_ptr<transport::Reader>& reader,
+                            const std::vector<RdmaShard>& shards, bool error_on_loss) {
+  if (!error_on_loss) return ffi::Error::Success();
+  std::vector<int32_t> lost = LateLosses::Global().Take(session, reader);
+  for (const RdmaShard& shard : shards) {
+    const bool known = std::find(lost.begin(), lost.end(), shard.peer) != lost.end();
+    if (!known && shard.peer != reader->self() && !reader->Alive(shard.peer)) lost.push_back(shard.peer);
+  }
+  return CheckLoss(op, lost, false, true);
+}
+
+// What a call does with the losses that it meets. One that the end of the session has cut short has met none.
+template <typename Ended>
+std::function<void(const Ended&)> NoteLosses(int64_t session, const std::shared_ptr<transport::Reader>& reader,
+                                             bool error_on_loss) {
+  return [=, reader = std::weak_ptr<transport::Reader>(reader)](const Ended& ended) {
+    if (!error_on_loss || ended.closed() || ended.lost_peers().empty()) return;
+    LateLosses::Global().Add(session, reader, ended.lost_peers());
+  };
+}
 
 ffi::Error RdmaReadCuda(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t fields,
                         int64_t session, Int64s peers, Int64s regions, bool error_on_loss) {
-  if (ffi::Error late = LateErrors::Global().Take(session); late.failure()) return late;
   auto read = ReadRdmaRead(args, rets, fields, {session, peers, regions, error_on_loss});
   if (!read) return read.error();
+  ffi::Error loss = CheckKnownLosses("rdma_read", session, read->reader, read->call.shards, error_on_loss);
+  if (loss.failure()) return loss;
   const std::string sizes = std::to_string(fields) + " fields of " + std::to_string(peers.size()) + " shards";
   const cudaError_t error = cudaMemcpyAsync(read->ticket_out, read->ticket, sizeof(int32_t), cudaMemcpyDefault, stream);
   if (error != cudaSuccess) return CudaFailed("rdma_read, the ticket", sizes, error);
-  const auto ended = [session, error_on_loss](const ReadRegions& ended) {
-    LateErrors::Global().Add(session, CheckLoss("rdma_read", ended.lost_peers(), ended.closed(), error_on_loss));
-  };
-  const StagingFault fault = EnqueueRegionsRead(std::move(read->call), std::move(read->reader), ended, stream);
-  return fault ? StagingFailed("rdma_read", fault, sizes, {}) : ffi::Error::Success();
+  auto ended = NoteLosses<ReadRegions>(session, read->reader, error_on_loss);
+  const StagingFault fault =
+      EnqueueRegionsRead(std::move(read->call), std::move(read->reader), std::move(ended), stream);
+  return fault ? StagingFailed("rdma_read", fault, sizes) : ffi::Error::Success();
 }
 
 // The rows' shards and slots on the host: for finding faults, not for speed.
@@ -93,25 +124,19 @@ int32_t OwnShard(const RdmaFetchOperands& read) {
   return shards;
 }
 
-// What both kinds of fetch begin with.
-ffi::Error Start(const char* op, DeviceStaging* staging, RdmaFetchOperands& read, const RdmaAttributes& rdma,
-                 bool checks, const StagingRequest& request, FetchScratch* scratch, cudaStream_t stream) {
-  if (checks) {
-    const ffi::Error error = CheckRowsOnHost(read.call, stream);
-    if (error.failure()) return error;
-  }
+// What both kinds of fetch begin with: the checks, and what is to be asked for.
+ffi::Error ReadFetch(RdmaFetchOperands& read, const RdmaAttributes& rdma, bool checks, cudaStream_t stream,
+                     FetchRequest* fetch) {
+  ffi::Error error = CheckKnownLosses("rdma_fetch", rdma.session, read.reader, read.call.shards, rdma.error_on_loss);
+  if (error.success() && checks) error = CheckRowsOnHost(read.call, stream);
+  if (error.failure()) return error;
   read.call.gpu.shard = OwnShard(read);
-  const std::string sizes = Sizes(read.call.gather);
-  FetchRequest fetch;
-  fetch.call = std::move(read.call);
-  fetch.stamp = read.stamp;
-  fetch.reader = std::move(read.reader);
-  fetch.counters = &CurrentRdmaHost().counters(rdma.session);
-  fetch.ended = [session = rdma.session, error_on_loss = rdma.error_on_loss](const Fetch& ended) {
-    LateErrors::Global().Add(session, CheckLoss("rdma_fetch", ended.lost_peers(), ended.closed(), error_on_loss));
-  };
-  const StagingFault fault = staging->StartFetch(std::move(fetch), request, scratch, stream);
-  return fault ? StagingFailed(op, fault, sizes, request) : ffi::Error::Success();
+  fetch->call = std::move(read.call);
+  fetch->stamp = read.stamp;
+  fetch->ended = NoteLosses<Fetch>(rdma.session, read.reader, rdma.error_on_loss);
+  fetch->reader = std::move(read.reader);
+  fetch->counters = &CurrentRdmaHost().counters(rdma.session);
+  return ffi::Error::Success();
 }
 
 // The parts of a fetch's data as its end hands them out.
@@ -120,7 +145,7 @@ std::vector<StagedPart> Parts(const FetchCall& call) {
   for (const GatherColumn& c : call.gather.columns) parts.push_back({c.out, 0, c.pad_value, c.value_bytes});
   for (const GatherMask& m : call.gather.masks) parts.push_back({m.out});
   parts.push_back({reinterpret_cast<uint8_t*>(call.valid)});
-  const std::vector<int64_t> bytes = RdmaPartBytes(call);
+  const std::vector<int64_t> bytes = PartBytes(call);
   for (size_t i = 0; i < parts.size(); ++i) parts[i].bytes = bytes[i];
   return parts;
 }
@@ -129,7 +154,6 @@ ffi::Error RdmaFetchCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length, 
                          ffi::RemainingRets rets, int64_t slots, int64_t steps, Int64s offsets, Int64s lengths,
                          Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, int64_t session, Int64s peers,
                          Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks) {
-  if (ffi::Error late = LateErrors::Global().Take(session); late.failure()) return late;
   const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, true};
   const RdmaAttributes rdma{session, peers, regions, error_on_loss};
   auto read = ReadRdmaFetch(slot, anchor, length, args, attributes, rdma, tries, any);
@@ -138,21 +162,25 @@ ffi::Error RdmaFetchCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length, 
   if (error.failure()) return error;
   auto ticket_out = rets.get<S32>(rets.size() - 1);
   if (!ticket_out) return ticket_out.error();
-  cudaError_t none = cudaSuccess;
-  DeviceStaging* const staging = DeviceStaging::Current(&none);
-  const std::string sizes = Sizes(read->call.gather);
-  if (staging == nullptr) return CudaFailed("rdma_fetch, finding the device", sizes, none);
   const std::vector<StagedPart> parts = Parts(read->call);
+  const std::string sizes = Sizes(read->call.gather);
+  FetchRequest fetch;
+  error = ReadFetch(*read, rdma, checks, stream, &fetch);
+  if (error.failure()) return error;
   StagingRequest request;
   request.queue = kOneCall;
   request.depth = kOneCallDepth;
   request.ticket = ticket.typed_data();
   request.ticket_out = (*ticket_out)->typed_data();
-  FetchScratch scratch;
-  error = Start("rdma_fetch", staging, *read, rdma, checks, request, &scratch, stream);
-  if (error.failure()) return error;
-  const StagingFault fault = staging->Done(scratch.handle, parts, scratch.ok, stream);
-  return fault ? CudaFailed("rdma_fetch", sizes, fault.error) : ffi::Error::Success();
+  cudaError_t cuda = cudaSuccess;
+  if (fetch.call.gather.rows == 0) {  // asked for its checks alone, by each insertion
+    cuda = cudaMemcpyAsync(request.ticket_out, request.ticket, sizeof(int32_t), cudaMemcpyDefault, stream);
+    return cuda == cudaSuccess ? ffi::Error::Success() : CudaFailed("rdma_fetch, the ticket", sizes, cuda);
+  }
+  DeviceStaging* const staging = DeviceStaging::Current(&cuda);
+  if (staging == nullptr) return CudaFailed("rdma_fetch, finding the device", sizes, cuda);
+  const StagingFault fault = staging->WholeFetch(std::move(fetch), request, parts, stream);
+  return fault ? StagingFailed("rdma_fetch", fault, sizes) : ffi::Error::Success();
 }
 
 ffi::Error RdmaFetchStartCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length, S32 ticket,
@@ -161,23 +189,26 @@ ffi::Error RdmaFetchStartCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 len
                               Int64s pads, Int64s pad_values, int64_t lead, int64_t session, Int64s peers,
                               Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks, int64_t queue,
                               int64_t depth) {
-  if (ffi::Error late = LateErrors::Global().Take(session); late.failure()) return late;
   const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, true};
   const RdmaAttributes rdma{session, peers, regions, error_on_loss};
   auto read = ReadRdmaFetch(slot, anchor, length, args, attributes, rdma, tries, any);
   if (!read) return read.error();
-  const ffi::Error error = CheckDepth(depth);
+  const std::string sizes = Sizes(read->call.gather);
+  FetchRequest fetch;
+  ffi::Error error = CheckDepth("rdma_fetch_start", depth);
+  if (error.success()) error = ReadFetch(*read, rdma, checks, stream, &fetch);
   if (error.failure()) return error;
   cudaError_t none = cudaSuccess;
   DeviceStaging* const staging = DeviceStaging::Current(&none);
-  if (staging == nullptr) return CudaFailed("rdma_fetch_start, finding the device", Sizes(read->call.gather), none);
+  if (staging == nullptr) return CudaFailed("rdma_fetch_start, finding the device", sizes, none);
   StagingRequest request;
   request.queue = queue;
   request.depth = depth;
   request.ticket = ticket.typed_data();
   request.ticket_out = ticket_out->typed_data();
   request.handle_out = handle->typed_data();
-  return Start("rdma_fetch_start", staging, *read, rdma, checks, request, nullptr, stream);
+  const StagingFault fault = staging->StartFetch(std::move(fetch), request, stream);
+  return fault ? StagingFailed("rdma_fetch_start", fault, sizes, queue, depth) : ffi::Error::Success();
 }
 
 ffi::Error RdmaFetchDoneCuda(cudaStream_t stream, S32 handle, ffi::RemainingArgs /*after*/, ffi::RemainingRets rets,

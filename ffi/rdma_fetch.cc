@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ffi/seqlock.h"
+#include "ffi/staged_gather.h"
 
 namespace gear_jax {
 
@@ -41,6 +42,19 @@ std::string CheckRegions(const FetchCall& call, const Reader& reader) {
     }
   }
   return "";
+}
+
+std::vector<int64_t> PartBytes(const FetchCall& call) {
+  std::vector<int64_t> bytes = PartBytes(call.gather);
+  bytes.push_back(call.gather.rows);
+  return bytes;
+}
+
+void PlaceParts(FetchCall& call, const std::vector<uint8_t*>& parts) {
+  size_t i = 0;
+  for (GatherColumn& column : call.gather.columns) column.out = parts[i++];
+  for (GatherMask& mask : call.gather.masks) mask.out = parts[i++];
+  call.valid = reinterpret_cast<bool*>(parts[i]);
 }
 
 int64_t FirstBadRow(const FetchCall& call) {

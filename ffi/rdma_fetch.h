@@ -65,6 +65,12 @@ struct FetchCall {
 // "" or what regions do not fit the call.
 std::string CheckRegions(const FetchCall& call, const transport::Reader& reader);
 
+// Bytes of each part of a fetch's data: the columns', the masks', then which rows are valid.
+std::vector<int64_t> PartBytes(const FetchCall& call);
+
+// Points a fetch's results to memory, by part.
+void PlaceParts(FetchCall& call, const std::vector<uint8_t*>& parts);
+
 // The first row of a shard or slot that there is not, but for -1; -1: none.
 int64_t FirstBadRow(const FetchCall& call);
 

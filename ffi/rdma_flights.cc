@@ -5,8 +5,8 @@
 
 namespace gear_jax {
 
-FetchFlight::FetchFlight(FetchCall call, const std::vector<int64_t>& part_bytes, bool error_on_loss)
-    : call_(std::move(call)), error_on_loss_(error_on_loss), part_bytes_(part_bytes) {
+FetchFlight::FetchFlight(FetchCall call, bool error_on_loss)
+    : call_(std::move(call)), error_on_loss_(error_on_loss), part_bytes_(PartBytes(call_)) {
   GatherCall& gather = call_.gather;
   const auto keep = [&](auto& own, auto*& from) {
     own.assign(from, from + gather.rows);
@@ -17,11 +17,12 @@ FetchFlight::FetchFlight(FetchCall call, const std::vector<int64_t>& part_bytes,
   keep(anchor_, gather.anchor);
   keep(length_, gather.length);
   if (call_.generation != nullptr) keep(generation_, call_.generation);
-  for (const int64_t bytes : part_bytes_) parts_.emplace_back(new uint8_t[bytes]);
-  size_t i = 0;
-  for (GatherColumn& column : gather.columns) column.out = parts_[i++].get();
-  for (GatherMask& mask : gather.masks) mask.out = parts_[i++].get();
-  call_.valid = reinterpret_cast<bool*>(parts_[i].get());
+  std::vector<uint8_t*> places;
+  for (const int64_t bytes : part_bytes_) {
+    parts_.emplace_back(new uint8_t[bytes]);
+    places.push_back(parts_.back().get());
+  }
+  PlaceParts(call_, places);
 }
 
 bool FetchFlight::Fits(const std::vector<StagedPart>& parts) const {

@@ -20,7 +20,7 @@ namespace gear_jax {
 // One fetch in flight. It has memory of its own for the results, and copies of the rows: XLA may reuse theirs.
 class FetchFlight {
  public:
-  FetchFlight(FetchCall call, const std::vector<int64_t>& part_bytes, bool error_on_loss);
+  FetchFlight(FetchCall call, bool error_on_loss);
 
   // The call, into this memory.
   const FetchCall& call() const { return call_; }

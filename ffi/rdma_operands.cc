@@ -148,24 +148,8 @@ ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(ffi::RemainingArgs args, ffi::Remain
   return read;
 }
 
-std::vector<int64_t> RdmaPartBytes(const FetchCall& call) {
-  const GatherCall& gather = call.gather;
-  std::vector<int64_t> bytes;
-  for (const GatherColumn& c : gather.columns) bytes.push_back(gather.rows * c.window.length * c.step_bytes);
-  for (const GatherMask& m : gather.masks) bytes.push_back(gather.rows * m.window.length);
-  bytes.push_back(gather.rows);
-  return bytes;
-}
-
-void PlaceRdmaParts(FetchCall& call, const std::vector<uint8_t*>& parts) {
-  size_t i = 0;
-  for (GatherColumn& column : call.gather.columns) column.out = parts[i++];
-  for (GatherMask& mask : call.gather.masks) mask.out = parts[i++];
-  call.valid = reinterpret_cast<bool*>(parts[i]);
-}
-
 ffi::Error PlaceRdmaResults(FetchCall& call, ffi::RemainingRets rets) {
-  const std::vector<int64_t> bytes = RdmaPartBytes(call);
+  const std::vector<int64_t> bytes = PartBytes(call);
   if (rets.size() < bytes.size()) {
     return InvalidArgument("gear_rdma_fetch: results, at least", rets.size(), bytes.size(), kInternal);
   }
@@ -179,7 +163,7 @@ ffi::Error PlaceRdmaResults(FetchCall& call, ffi::RemainingRets rets) {
     }
     parts.push_back(static_cast<uint8_t*>((*out)->untyped_data()));
   }
-  PlaceRdmaParts(call, parts);
+  PlaceParts(call, parts);
   return ffi::Error::Success();
 }
 

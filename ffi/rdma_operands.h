@@ -60,12 +60,6 @@ struct RdmaReadOperands {
 xla::ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets,
                                                  int64_t fields, const RdmaAttributes& rdma);
 
-// Bytes of each part of a fetch's data: the columns', the masks', then which rows are valid.
-std::vector<int64_t> RdmaPartBytes(const FetchCall& call);
-
-// Points a fetch's results to memory.
-void PlaceRdmaParts(FetchCall& call, const std::vector<uint8_t*>& parts);
-
 // Points a fetch's results to those of the frame: the columns' data, a mask for each, and which rows are valid; their
 // number in all is columns + masks + 1, behind which there may be others.
 xla::ffi::Error PlaceRdmaResults(FetchCall& call, xla::ffi::RemainingRets rets);

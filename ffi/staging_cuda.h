@@ -2,6 +2,7 @@
 #ifndef GEAR_JAX_FFI_STAGING_CUDA_H_
 #define GEAR_JAX_FFI_STAGING_CUDA_H_
 
+#include <cstdint>
 #include <string>
 
 #include "cuda/device_staging.h"
@@ -10,9 +11,9 @@
 
 namespace gear_jax {
 
-// The error of a start that has failed.
+// The error of a start that has failed. `queue`: -1 where it is of no queue.
 inline xla::ffi::Error StagingFailed(const char* op, const StagingFault& fault, const std::string& sizes,
-                                     const StagingRequest& request) {
+                                     int64_t queue = -1, int64_t depth = 0) {
   if (fault.full) {
     return InvalidArgument(std::string(op) + ": gathers in flight on this device",
                            std::to_string(kStagingEntries) + " and one",
@@ -26,7 +27,7 @@ inline xla::ffi::Error StagingFailed(const char* op, const StagingFault& fault, 
     why += "; " + std::to_string(free) + " of " + std::to_string(total) + " bytes of the GPU are free";
   }
   return NoStagingMemory(
-      op, fault.bytes, fault.host ? "page-locked host memory" : "GPU memory", request.queue, request.depth, why.c_str(),
+      op, fault.bytes, fault.host ? "page-locked host memory" : "GPU memory", queue, depth, why.c_str(),
       fault.host ? "Use a smaller batch, shorter windows or a smaller depth."
                  : "XLA keeps most of the GPU's memory to itself: set XLA_PYTHON_CLIENT_MEM_FRACTION below "
                    "0.75 before jax is imported, or use a smaller batch, shorter windows or a smaller depth.");

@@ -46,21 +46,26 @@ class FetchKernels : public ::testing::Test {
     }
     stamps_[1][4] += 1;  // being written
     stamps_[2][3] += 4;  // of a later trajectory
-    std::vector<std::vector<MemoryRegion>> regions(3);
     for (size_t k = 0; k < 2; ++k) own_.push_back(std::make_unique<DeviceArray<uint8_t>>(tables_[1][k], true));
     own_stamp_ = std::make_unique<DeviceArray<uint32_t>>(stamps_[1], true);
-    for (int d = 0; d < 3; ++d) {
-      for (size_t k = 0; k < 2; ++k) {
-        const uint8_t* const at = d == 1 ? own_[k]->data() : tables_[d][k].data();
-        regions[d].push_back({at, tables_[d][k].size()});
-      }
-      regions[d].push_back({d == 1 ? own_stamp_->data() : stamps_[d].data(), kSlots * sizeof(uint32_t)});
-    }
-    reader_ = std::make_shared<FakeReader>(1, std::move(regions));
+    Expose(1);
     cudaError_t error;
     staging_ = DeviceStaging::Current(&error);
     ASSERT_CUDA(error);
     ASSERT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));  // as XLA's are
+  }
+  // The table has the two columns so often.
+  void Expose(int copies) {
+    copies_ = copies;
+    std::vector<std::vector<MemoryRegion>> regions(3);
+    for (int d = 0; d < 3; ++d) {
+      for (int k = 0; k < 2 * copies; ++k) {
+        const uint8_t* const at = d == 1 ? own_[k % 2]->data() : tables_[d][k % 2].data();
+        regions[d].push_back({at, tables_[d][k % 2].size()});
+      }
+      regions[d].push_back({d == 1 ? own_stamp_->data() : stamps_[d].data(), kSlots * sizeof(uint32_t)});
+    }
+    reader_ = std::make_shared<FakeReader>(1, std::move(regions));
   }
   void TearDown() override {
     if (stream_ == nullptr) return;
@@ -89,11 +94,11 @@ class FetchKernels : public ::testing::Test {
                    batch.length.data(),
                    {},
                    {}};
-    for (size_t k = 0; k < 2; ++k) {
+    for (int k = 0; k < 2 * copies_; ++k) {
       GatherColumn column;
-      column.table = own_[k]->data();
-      column.step_bytes = kWidths[k];
-      column.window = {-2, 5, k == 0, k == 0 ? Pad::kAround : Pad::kHead};
+      column.table = own_[k % 2]->data();
+      column.step_bytes = kWidths[k % 2];
+      column.window = {-2, 5, k % 2 == 0, k % 2 == 0 ? Pad::kAround : Pad::kHead};
       column.pad_value.fill(static_cast<uint8_t>(k + 1));
       call.gather.columns.push_back(column);
       call.gather.masks.push_back({nullptr, column.window});
@@ -116,13 +121,12 @@ class FetchKernels : public ::testing::Test {
       batch->generation.push_back(kGeneration);
     }
     FetchCall call = Call(*batch, any);
-    for (const int64_t bytes : PartBytes(call.gather)) batch->want.emplace_back(bytes);
-    batch->want.emplace_back(rows);
-    for (size_t k = 0; k < 2; ++k) {
-      call.gather.columns[k].out = batch->want[k].data();
-      call.gather.masks[k].out = batch->want[2 + k].data();
+    std::vector<uint8_t*> places;
+    for (const int64_t bytes : PartBytes(call)) {
+      batch->want.emplace_back(bytes);
+      places.push_back(batch->want.back().data());
     }
-    call.valid = reinterpret_cast<bool*>(batch->want[4].data());
+    PlaceParts(call, places);
     RdmaCounters counters;
     auto fetch = std::make_shared<Fetch>(call, reader_, &counters);
     fetch->Prepare(1);
@@ -141,13 +145,13 @@ class FetchKernels : public ::testing::Test {
       const auto bytes = static_cast<int64_t>(batch->want[i].size());
       batch->out.push_back(std::make_unique<DeviceArray<uint8_t>>(Bytes(bytes, 0xCD)));
       StagedPart part{batch->out.back()->data(), bytes, {}, 1};
-      if (i < 2) part.pad_value = call.gather.columns[i].pad_value;
+      if (i < call.gather.columns.size()) part.pad_value = call.gather.columns[i].pad_value;
       batch->parts.push_back(part);
     }
     return batch;
   }
 
-  void Start(Batch& batch, bool any, int64_t depth = 2) {
+  FetchRequest Request(Batch& batch, bool any) {
     FetchRequest request;
     request.call = Call(batch, any);
     GatherCall& gather = request.call.gather;
@@ -159,9 +163,13 @@ class FetchKernels : public ::testing::Test {
     request.reader = reader_;
     request.counters = &counters_;
     request.ended = [this](const Fetch&) { ++ended_; };
+    return request;
+  }
+
+  void Start(Batch& batch, bool any, int64_t depth = 2) {
     int32_t* const ticket = batch.ticket->data();
     const StagingFault fault = staging_->StartFetch(
-        std::move(request), {0, depth, false, 0, ticket, ticket + 1, batch.handle->data()}, nullptr, stream_);
+        Request(batch, any), {0, depth, false, 0, ticket, ticket + 1, batch.handle->data()}, stream_);
     ASSERT_FALSE(fault) << fault.step << ": " << cudaGetErrorString(fault.error);
     // XLA may use the rows' memory for something else now.
     for (const auto& ids : batch.ids) {
@@ -182,6 +190,7 @@ class FetchKernels : public ::testing::Test {
   }
 
   std::mt19937 rng_{3};
+  int copies_ = 0;
   std::vector<std::vector<Bytes>> tables_;
   std::vector<Words> stamps_;
   std::vector<std::unique_ptr<DeviceArray<uint8_t>>> own_;
@@ -216,21 +225,25 @@ TEST_F(FetchKernels, ALostPeersRowsArePadding) {
 }
 
 TEST_F(FetchKernels, NobodyWaitsForWhatTravels) {
-  reader_->delay = std::chrono::milliseconds(200);
   auto batch = MakeBatch(40, false);
-  reader_->delay = std::chrono::milliseconds(400);
+  reader_->delay = std::chrono::milliseconds(700);  // of each of the three reads that a row takes
   DeviceArray<uint8_t> other(Bytes(64));
-  const auto begin = std::chrono::steady_clock::now();
-  Start(*batch, false);
-  // A write of the tables waits for this GPU's own rows alone, and other work for nothing.
+  const DeviceArray<int32_t> slot(Ints{0, 1, 2, 3, 4, 5}), start(Ints(6)), length(Ints(6, kSteps));
+  const DeviceArray<uint8_t> zeros(Bytes(3 * kSlots * kSteps));
+  ScatterCall write;
+  write.rows = write.slots = kSlots, write.steps = kSteps;
+  write.slot = slot.data(), write.start = start.data(), write.length = length.data();
+  write.columns.push_back({own_[0]->data(), zeros.data(), 3, kSteps});
   FlightSet tables;
   for (const auto& table : own_) tables.Add(table->data());
+  Start(*batch, false);
+  // A write of the tables waits for this GPU's own rows alone, and other work for nothing.
   ASSERT_CUDA(LaunchFlightsWait(tables, stream_));
-  ASSERT_CUDA(cudaMemsetAsync(own_[0]->data(), 0, 3 * kSlots * kSteps, stream_));
+  ASSERT_CUDA(LaunchScatter(write, 2, stream_));
   ASSERT_CUDA(cudaMemsetAsync(other.data(), 1, 64, stream_));
   ASSERT_CUDA(cudaStreamSynchronize(stream_));
-  const bool early = ended_ == 0;
-  EXPECT_TRUE(early || std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(400));
+  EXPECT_EQ(ended_, 0);
+  EXPECT_EQ(own_[0]->Content(), Bytes(3 * kSlots * kSteps));
   EXPECT_TRUE(Done(*batch));
   EXPECT_EQ(ended_, 1);
   Check(*batch);  // the write has changed nothing of it
@@ -247,6 +260,59 @@ TEST_F(FetchKernels, TheOldestOfAQueueIsDropped) {
     EXPECT_TRUE(Done(*batches[i]));
     Check(*batches[i]);
     EXPECT_FALSE(Done(*batches[i]));
+  }
+}
+
+TEST_F(FetchKernels, StartAndEndInOne) {
+  std::vector<std::unique_ptr<Batch>> batches;
+  for (const int64_t rows : {50, 1, 300, 20}) {
+    auto batch = MakeBatch(rows, false);
+    int32_t* const ticket = batch->ticket->data();
+    ASSERT_FALSE(
+        staging_->WholeFetch(Request(*batch, false), {0, 2, false, 0, ticket, ticket + 1}, batch->parts, stream_));
+    batches.push_back(std::move(batch));
+  }
+  ASSERT_CUDA(cudaStreamSynchronize(stream_));
+  for (const auto& batch : batches) Check(*batch);
+}
+
+TEST_F(FetchKernels, MorePartsThanALaunchTakes) {
+  Expose(9);  // 18 columns, their masks, which rows are valid
+  auto batch = MakeBatch(40, false);
+  Start(*batch, false);
+  EXPECT_TRUE(Done(*batch));
+  Check(*batch);
+}
+
+TEST_F(FetchKernels, ABatchThatGrowsTakesTheMemoryOfOneInFlight) {
+  auto small = MakeBatch(4, false), large = MakeBatch(400, false);
+  reader_->delay = std::chrono::milliseconds(50);
+  Start(*small, false, 1);
+  Start(*large, false, 1);
+  EXPECT_FALSE(Done(*small));
+  EXPECT_TRUE(Done(*large));
+  Check(*large);
+  EXPECT_EQ(ended_, 2);
+}
+
+TEST_F(FetchKernels, AQueueIsReleasedWithAFetchInFlight) {
+  auto batch = MakeBatch(40, false);
+  reader_->delay = std::chrono::milliseconds(50);
+  Start(*batch, false);
+  EXPECT_FALSE(DeviceStaging::Release(0));
+  EXPECT_EQ(ended_, 1);
+  EXPECT_FALSE(Done(*batch));
+}
+
+TEST_F(FetchKernels, AReaderThatIsClosedEndsTheWait) {
+  auto batch = MakeBatch(40, false);
+  reader_->on_piece = [](const Piece&) { return Status::kClosed; };
+  reader_->delay = std::chrono::milliseconds(50);
+  Start(*batch, false);
+  EXPECT_TRUE(Done(*batch));
+  const Bytes valid = batch->out.back()->Content();
+  for (size_t row = 0; row < valid.size(); ++row) {
+    EXPECT_LE(valid[row], batch->shard[row] == 1) << row;
   }
 }
 

@@ -475,7 +475,7 @@ TEST(Flights, LandOnceAndAreTakenOnce) {
     return landed.get_future().wait_for(std::chrono::seconds(60)) == std::future_status::ready;
   };
   const auto start = [&](int64_t depth) {
-    auto flight = std::make_shared<FetchFlight>(trial.Call(), std::vector<int64_t>{420, 140, 20}, false);
+    auto flight = std::make_shared<FetchFlight>(trial.Call(), false);
     auto fetch = std::make_shared<Fetch>(flight->call(), Fake(tables), &trial.counters);
     fetch->Prepare(1);
     flight->Holds(fetch);

@@ -30,7 +30,8 @@ class Remote:
       peers: of each shard, the process that has it.
       regions: of each shard, the number of its first region there: one for each array, in the order of the leaves.
       on_loss: what a peer that does not answer within the session's deadline means: "invalid" rows, or an "error". On a
-        GPU nobody waits for the rows, so that the error is that of the session's next call.
+        GPU a call that meets a loss has returned by then, with rows that are not valid: the error is that of the first
+        call with "error" that is dispatched when the loss is known, and of each one as long as the peer is gone.
     """
 
     session: int
@@ -81,8 +82,8 @@ def rdma_read(
       JaxRuntimeError: when it runs: for a number without a session, arrays that are not those exposed, shards of
         another size, a session closed meanwhile; for a lost peer with `on_loss="error"`.
 
-    Transformations: jit, scan, cond, shard_map and pmap as usual. Under vmap the arrays must not be batched, and are
-    read once. Not differentiable.
+    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual. Under vmap the arrays must not be batched,
+    and are read once. Not differentiable.
     """
     _check_remote("rdma_read", remote)
     leaves, tree = jax.tree.flatten(fields)
@@ -135,8 +136,8 @@ def rdma_fetch(
       TypeError, ValueError: at trace time, for what does not fit, and for tables in a GPU's memory.
       JaxRuntimeError: when it runs, as `rdma_read`.
 
-    Transformations: jit, scan, cond, shard_map and pmap as usual. Under vmap the columns must not be batched; the batch
-    becomes rows. Not differentiable.
+    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual. Under vmap columns must not be batched;
+    the batch becomes rows. Not differentiable.
     """
     _check_remote("rdma_fetch", remote)
     leaves, tree, stamp, rows, plan = _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations)
@@ -169,16 +170,17 @@ def rdma_fetch_start(
 
     Args:
       remote, ..., after: as in `rdma_fetch`.
-      queue, depth: as in `gather_start`. A fetch that is dropped goes on to its end, which the deadline bounds, in
-        memory of its own.
+      queue, depth: as in `gather_start`. A fetch that is dropped goes on to its end, which the deadline bounds; on a
+        GPU the stream waits for that, so give a queue the depth that it needs.
 
     Returns:
       (pending, ticket): the fetch in flight, and a ticket `int32[1]` that a write of the same columns takes.
 
     Raises:
-      As `rdma_fetch`; what goes wrong on the way is raised by `rdma_fetch_done`.
+      As `rdma_fetch`; what goes wrong on the way is raised by `rdma_fetch_done` (on a GPU as `Remote` says).
 
-    Transformations: jit, scan, cond, shard_map and pmap as usual; under vmap a ValueError. Not differentiable.
+    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual; under vmap a ValueError. Not
+    differentiable.
     """
     _check_remote("rdma_fetch_start", remote)
     depth = check_depth(depth)
@@ -204,9 +206,11 @@ def rdma_fetch_done(pending: Pending, *, after: Any = ()) -> tuple[Any, Any, jax
 
     Raises:
       TypeError, ValueError: at trace time, if `pending` is not one fetch in flight.
-      JaxRuntimeError: when it runs, as `rdma_fetch`.
+      JaxRuntimeError: when it runs, as `rdma_fetch`; on a GPU never: what is lost, or cut short by the end of the
+        session, is not valid.
 
-    Transformations: jit, scan, cond, shard_map and pmap as usual; under vmap a ValueError. Not differentiable.
+    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual; under vmap a ValueError. Not
+    differentiable.
     """
     if not isinstance(pending, Pending) or pending.handle.shape != (4,):
         raise type_error(

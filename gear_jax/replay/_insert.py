@@ -93,7 +93,7 @@ def write_steps(config: Config, state: ReplayState, slot, values, lengths, start
     if config.remote.processes > 1:
         # A fetch of no rows fails where XLA has moved what the others read: bytes that it copies have no stamps.
         none = jnp.zeros((0,), jnp.int32)
-        *_, ticket = ops.rdma_fetch(config.remote.rows, columns, stamp, none, none, none, none, ticket=ticket)
+        *_, ticket = ops.rdma_fetch(config.remote.none, columns, stamp, none, none, none, none, ticket=ticket)
     return columns, note_remote(state.replace(ticket=ticket, remote=state.remote.replace(stamp=stamp)))
 
 

@@ -82,8 +82,8 @@ def make_replay(
       transport: "verbs" or "ucx", with exchange="rdma"; None: the best that all processes have.
       on_loss: what a process that is gone means to a sample, with exchange="rdma": "invalid": rows that were on their
         way from it are not `valid`, and from the next sample on its partitions are not drawn from, and probabilities
-        are those of the rest, until it is back. "error": samples raise; on a GPU, which waits for nobody, the call of
-        this replay after the one that it concerns.
+        are those of the rest, until it is back. "error": samples raise until it is back; on a GPU the first of
+        them to be dispatched when the loss is known, the one that met it has rows that are not `valid`.
       deadline: seconds that a read may take, with exchange="rdma". A process that does not answer counts as gone.
       max_staleness: how many policy versions a trajectory may be behind the learner's (`Replay.expire`) before it
         leaves the table; None: any number, and none are kept.

@@ -77,6 +77,11 @@ class RemoteTable:
         return self._regions(0, self.on_loss)
 
     @property
+    def none(self) -> ops.Remote:
+        """Of the same, for a fetch of no rows: whoever is lost, it loses nothing."""
+        return self._regions(0, "invalid")
+
+    @property
     def records(self) -> ops.Remote:
         return self._regions(self.columns + 1, self.on_loss)
 
