@@ -13,8 +13,8 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_PYTHON ?=
 BENCH_ENVS := .venv-bench
-# One worker per core; more than 8 only compete for memory.
-PYTEST_ARGS ?= -n auto --maxprocesses=8
+# One worker per core; more than 8 only compete for memory. A worker gets tests that stand together: they compile the same.
+PYTEST_ARGS ?= -n auto --maxprocesses=8 --dist worksteal
 
 bin := $(VENV)/bin
 # What the compiled modules are made from. Python files are not listed: the installation is editable.
