@@ -45,6 +45,15 @@ def resources() -> dict[str, int]:
     return {"descriptors": descriptors, "threads": threads, "memory": pages * os.sysconf("SC_PAGE_SIZE")}
 
 
+def _states(pid: int) -> list[str]:
+    """Of each thread of a process, the letter that /proc has for what it does."""
+    states = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/stat", encoding="ascii", errors="replace") as f:
+            states.append(f.read().rpartition(")")[2].split()[0])
+    return states
+
+
 class Peers:
     """Process 0 of a job in this process, and the others beside it. A context manager that leaves nothing behind.
 
@@ -137,8 +146,14 @@ class Peers:
         return self.answer(rank)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        """Sends a signal to a process."""
-        self._processes[rank].send_signal(number)
+        """Sends a signal to a process; returns when all of its threads are stopped, if they are to be."""
+        process = self._processes[rank]
+        process.send_signal(number)
+        if number == signal.SIGSTOP:
+            until = time.monotonic() + SECONDS
+            while set(_states(process.pid)) != {"T"}:
+                assert time.monotonic() < until, f"process {rank} is not stopped after {SECONDS} s"
+                time.sleep(0.001)
 
     def kill(self, rank: int) -> None:
         """Ends a process at once (SIGKILL)."""
