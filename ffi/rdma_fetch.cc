@@ -24,21 +24,24 @@ RdmaCounters& RdmaCountersOf(int64_t reader) {
 Fetch::Fetch(FetchCall call, std::shared_ptr<Reader> reader, RdmaCounters* counters)
     : call_(std::move(call)), reader_(std::move(reader)), counters_(counters) {}
 
+std::string CheckRegion(const Reader& reader, int32_t peer, int32_t region, uint64_t wanted) {
+  const uint64_t bytes = reader.RegionBytes(peer, region);
+  if (bytes == wanted || (bytes == 0 && peer != reader.self())) return "";
+  std::ostringstream text;
+  text << "region " << region << " of process " << peer << ": got " << bytes << " bytes, wanted " << wanted
+       << ". Make the same table on every process.";
+  return text.str();
+}
+
 std::string CheckRegions(const FetchCall& call, const Reader& reader) {
   const GatherCall& gather = call.gather;
   const size_t columns = gather.columns.size();
   for (const RdmaShard& shard : call.shards) {
     for (size_t k = 0; k <= columns; ++k) {
-      const int32_t region = shard.region + static_cast<int32_t>(k);
       const uint64_t step_bytes = k < columns ? gather.columns[k].step_bytes * gather.steps : sizeof(uint32_t);
       const uint64_t wanted = static_cast<uint64_t>(gather.slots) * step_bytes;
-      const uint64_t bytes = reader.RegionBytes(shard.peer, region);
-      // Of a peer that is lost nothing may be known.
-      if (bytes == wanted || (bytes == 0 && shard.peer != reader.self())) continue;
-      std::ostringstream text;
-      text << "region " << region << " of process " << shard.peer << ": got " << bytes << " bytes, wanted " << wanted
-           << ". Make the same table on every process.";
-      return text.str();
+      const std::string fault = CheckRegion(reader, shard.peer, shard.region + static_cast<int32_t>(k), wanted);
+      if (!fault.empty()) return fault;
     }
   }
   return "";

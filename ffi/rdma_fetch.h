@@ -62,6 +62,9 @@ struct FetchCall {
   GpuRows gpu;
 };
 
+// "" or that a region of a peer has not as many bytes as are wanted. Of a peer that is lost nothing may be known.
+std::string CheckRegion(const transport::Reader& reader, int32_t peer, int32_t region, uint64_t wanted);
+
 // "" or what regions do not fit the call.
 std::string CheckRegions(const FetchCall& call, const transport::Reader& reader);
 

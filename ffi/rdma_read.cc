@@ -17,14 +17,9 @@ ReadRegions::ReadRegions(RegionsCall call, std::shared_ptr<Reader> reader)
 std::string CheckRegions(const RegionsCall& call, const Reader& reader) {
   for (const RdmaShard& shard : call.shards) {
     for (size_t i = 0; i < call.fields.size(); ++i) {
-      const int32_t region = shard.region + static_cast<int32_t>(i);
-      const uint64_t bytes = reader.RegionBytes(shard.peer, region);
       const auto wanted = static_cast<uint64_t>(call.fields[i].bytes);
-      if (bytes == wanted || (bytes == 0 && shard.peer != reader.self())) continue;
-      std::ostringstream text;
-      text << "region " << region << " of process " << shard.peer << ": got " << bytes << " bytes, wanted " << wanted
-           << ". Make the same table on every process.";
-      return text.str();
+      const std::string fault = CheckRegion(reader, shard.peer, shard.region + static_cast<int32_t>(i), wanted);
+      if (!fault.empty()) return fault;
     }
   }
   return "";

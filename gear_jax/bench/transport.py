@@ -32,7 +32,7 @@ _REGION = 512 * _MEBIBYTE  # larger than the caches
 _TARGETS = 128 * _MEBIBYTE
 _PLANS = 64
 _SMALL, _MANY = 4096, 256
-_WAYS = {"same host": {}, "shared memory": {"UCX_TLS": "posix,sysv,self"}, "TCP": {"UCX_TLS": "tcp,self"}}
+WAYS = {"same host": {}, "shared memory": {"UCX_TLS": "posix,sysv,self"}, "TCP": {"UCX_TLS": "tcp,self"}}
 _PERFTEST_SECONDS = 120
 
 
@@ -172,7 +172,7 @@ def measure(
     sizes = [(_MEBIBYTE, 1), (_MEBIBYTE, 16), (4 * _MEBIBYTE, 1), (32 * _MEBIBYTE, 1)]
     rows = []
     for way in ways:
-        with Peers("ucx", (region,), deadline=60.0, environment=_WAYS[way], options=options) as peers:
+        with Peers("ucx", (region,), deadline=60.0, environment=WAYS[way], options=options) as peers:
             reads = _Reads(peers, region)
             found = [_small(reads, rounds, seconds)]
             if way == "TCP":
@@ -186,7 +186,7 @@ def measure(
 def run(argv: Sequence[str]) -> int:
     """Measures and prints a table; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m gear_jax bench --workloads transport", description=__doc__)
-    parser.add_argument("--way", choices=list(_WAYS), action="append", help="one of them (all)")
+    parser.add_argument("--way", choices=list(WAYS), action="append", help="one of them (all)")
     parser.add_argument("--option", metavar="NAME=N", action="append", default=[], help="an option of the session")
     parser.add_argument("--quick", action="store_true", help="a small region, 2 short rounds: does everything run?")
     parser.add_argument("--rounds", type=int, default=None, help="(7; quick: 2)")
@@ -198,7 +198,7 @@ def run(argv: Sequence[str]) -> int:
         return 1
     rounds, seconds = args.rounds or (2 if args.quick else 7), args.seconds or (0.05 if args.quick else 0.3)
     options = {name: int(value) for name, value in (o.split("=") for o in args.option)}
-    rows = measure(args.way or list(_WAYS), options, args.quick, rounds, seconds)
+    rows = measure(args.way or list(WAYS), options, args.quick, rounds, seconds)
     lines = [["way", "read", "ours GB/s", "against", "GB/s", "ratio"]]
     for r in rows:
         ours, theirs = f"{r['ours_gb_s']:.3g}", f"{r['theirs_gb_s']:.3g}"

@@ -13,12 +13,12 @@ import numpy as np
 from gear_jax import ops
 from gear_jax.bench.gpu.bench import Bench
 from gear_jax.bench.gpu.findings import CALL, Findings, Wrong
+from gear_jax.bench.transport import WAYS
 from gear_jax.ops import _place
 from gear_jax.testing._peers import Peers, pattern
 from gear_jax.transport import missing
 
 _BOUND = 1.1
-_WAYS = {"same host": {}, "shared memory": {"UCX_TLS": "posix,sysv,self"}, "TCP": {"UCX_TLS": "tcp,self"}}
 _SETS = 8
 _DEADLINE = 5.0  # seconds, that a process which does not answer costs: more than what is timed behind it
 _WAITS = 3
@@ -127,7 +127,7 @@ def remote(bench: Bench, found: Findings) -> None:
         return
     work = _Work(bench)
     size = f"{work.batch} x {work.row} B"
-    for way, environment in _WAYS.items():
+    for way, environment in WAYS.items():
         bench.check_time()
         with work.peers(environment) as peers:
             work.check()
