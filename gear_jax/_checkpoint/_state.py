@@ -18,7 +18,7 @@ _WHOLE = ("max_priority", "clock")
 def index_arrays(state: ReplayState) -> dict[str, Any]:
     """The arrays of an index by name. The ticket, always 0, is none of them: there is one for each device. Nor is what
     other processes read: `Replay.connect` makes it anew."""
-    leaves = jax.tree.leaves_with_path(state.replace(columns=None, ticket=None, remote=None))
+    leaves = jax.tree.leaves_with_path(state.replace(columns=None, ticket=None, stamp=None, remote=None))
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
@@ -60,7 +60,7 @@ def give(replay: Replay, state: ReplayState, read: Callable[[str, int, int], np.
     """
     placement = replay.placement
     names = list(index_arrays(state))
-    leaves, tree = jax.tree.flatten(state.replace(ticket=None, remote=None))
+    leaves, tree = jax.tree.flatten(state.replace(ticket=None, stamp=None, remote=None))
     restored = []
     for name, x in zip(names, leaves, strict=True):
         size = x.shape[0] if x.ndim else 0
@@ -76,7 +76,7 @@ def give(replay: Replay, state: ReplayState, read: Callable[[str, int, int], np.
                 return read(name, start, stop)
 
             restored.append(jax.make_array_from_callback(x.shape, x.sharding, part))
-    return tree.unflatten(restored).replace(ticket=state.ticket, remote=state.remote)
+    return tree.unflatten(restored).replace(ticket=state.ticket, stamp=state.stamp, remote=state.remote)
 
 
 def _shards(x: Any, placement: Placement | None, all_have: bool = False) -> list[tuple[int, Any]]:

@@ -89,7 +89,7 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     told, generation = _axis.combine((config.everywhere(closed) + 1, generation), config.axis)
     handles = Handle(told - 1, generation)
     state = set_priorities(config, state, closed, priority, length)
-    return state if config.remote is None else after_reads(state), handles
+    return state if config.rows is None else after_reads(state), handles
 
 
 def _open(config: Config, state: ReplayState, streams: Streams, stream, needs, version) -> tuple[ReplayState, Streams]:

@@ -70,6 +70,17 @@ class Calls:
             self._compiled[name] = jax.jit(functools.partial(self.init, function))
         return self._compiled[name]
 
+    def of_index(self, name: str, function: Callable, state: ReplayState) -> jax.Array:
+        """`function(config, state)` of a state without its columns, compiled; it returns an array with a P."""
+        if name not in self._compiled:
+            placement, run = self.placement, lambda state: function(self._local(), state)
+            if placement is None:
+                run = functools.partial(function, self.config)
+            else:
+                run = placement.run(run, (self._state_spec().replace(columns=None),), placement.held)
+            self._compiled[name] = jax.jit(run)
+        return self._compiled[name](state.replace(columns=None))
+
     def run(self, name: str, function: Callable, state: ReplayState, *args: Any) -> tuple[ReplayState, Any]:
         """Calls a function: as part of the program that is being traced, or as a program of its own.
 
@@ -104,7 +115,7 @@ class Calls:
         if name not in self._compiled:
             # `out` of a sample is given up also where the state is kept.
             donated = ((0,) if self.donate else ()) + ((4,) if name == "sample" else ())
-            if name.startswith("sample") and self.config.remote is not None:
+            if name.startswith("sample") and self.config.rows is not None:
                 donated = ()  # it may fail because of another process, and the state is not to go with it
             run = functools.partial(self._split, name, function)
             self._compiled[name] = jax.jit(run, static_argnums=_STATIC.get(name, ()), donate_argnums=donated)
@@ -194,7 +205,8 @@ class Calls:
         specs = self._state_spec()
         columns = placement.sharding(specs.columns, memory_kind(self.config.memory))
         is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-        return jax.tree.map(placement.sharding, specs, is_leaf=is_spec).replace(columns=columns)
+        stamp = None if specs.stamp is None else columns  # which lie with them
+        return jax.tree.map(placement.sharding, specs, is_leaf=is_spec).replace(columns=columns, stamp=stamp)
 
     def _local(self) -> Config:
         placement = self.placement

@@ -11,6 +11,7 @@ import numpy as np
 from gear_jax import _axis
 from gear_jax._axis import Axis
 from gear_jax._errors import type_error, value_error
+from gear_jax.ops import Remote
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.ops._place import check_memory
 from gear_jax.replay._remote import RemoteTable
@@ -42,6 +43,7 @@ class Config:
       axis: None: this is the whole table. Else the devices that it is spread over, and P and N are those of one device.
       batch_axis: of the axes, the one that a batch is spread over.
       exchange: how rows get from the device that holds them to the one that wants them.
+      rows: None, or where the shards are exposed that others read the rows of; their slots then have stamps.
       remote: None, or the part of a job's table that this process holds; P is then that of the process, and so is N.
       max_staleness: how many versions a trajectory's policy may be behind the learner's; None: any number.
     """
@@ -63,6 +65,7 @@ class Config:
     axis: Axis = None
     batch_axis: str | None = None
     exchange: str = "collective"
+    rows: Remote | None = None
     remote: RemoteTable | None = None
     max_staleness: int | None = None
 

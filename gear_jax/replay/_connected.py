@@ -9,23 +9,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gear_jax import ops
 from gear_jax._errors import type_error, value_error
-from gear_jax.ops._place import default_device, memory_kind
-from gear_jax.replay import _remote
+from gear_jax.ops._place import default_device, host_sharding, memory_kind
+from gear_jax.replay import _exposed, _remote
 from gear_jax.replay._calls import Calls, check_alive, traced
 from gear_jax.replay._config import Config, check_streams, make_config
 from gear_jax.replay._link import Link, new_incarnation
+from gear_jax.replay._mesh import Placement
 from gear_jax.replay._remote import RemoteTable, check_selector
 from gear_jax.replay._state import ReplayState
 
 
 def make_remote(
-    table, selector, windows, anchor, memory, mesh, batch_axis, partitions, selection, eviction, streams, donate,
+    table, selector, windows, anchor, memory, batch_axis, partitions, selection, eviction, streams, donate,
     max_staleness, link,
-) -> tuple[Config, Link]:  # fmt: skip
-    """The settings of a replay over the processes of a job, checked as those of `make_replay`."""
-    refused = (
-        ("mesh", mesh is not None, "None: each process has its part on its default device"),
+) -> Config:  # fmt: skip
+    """The settings of a replay over the processes of a job, each with its part, checked as those of `make_replay`."""
+    _refuse(
         ("batch_axis", batch_axis is not None, "None: a batch is for the process that draws it"),
         ("selection", selection != "centralized", "'centralized'"),
         ("donate", not donate, "True: what others read must stay where it is"),
@@ -33,18 +34,34 @@ def make_remote(
         ("max_staleness", max_staleness is not None, "None"),
         ("memory", memory == "device" and default_device().platform != "cpu", "None: others read the host's memory"),
     )
-    for name, bad, wanted in refused:
-        if bad:
-            fix = "Leave it out, or use another exchange."
-            raise value_error(name, got="another with exchange='rdma'", wanted=wanted, fix=fix)
     n = link.processes
     config = make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, 0, devices=n)
     check_selector(config.selector, n)
     own = config.partitions // n
     streams = check_streams(streams, own, config.slots)
+    rows = ops.Remote(link.number, tuple(range(n)), (0,) * n, link.on_loss)
     kind = memory_kind(config.memory)
-    remote = RemoteTable(link.number, link.rank, n, len(config.columns), kind, link.on_loss)
-    return dataclasses.replace(config, partitions=own, streams=streams, remote=remote, exchange="rdma"), link
+    remote = RemoteTable(link.number, link.rank, n, len(config.columns) + 1, kind, link.on_loss)
+    return dataclasses.replace(config, partitions=own, streams=streams, rows=rows, remote=remote, exchange="rdma")
+
+
+def with_rdma(config: Config, placement: Placement, donate: bool, link: Link) -> Config:
+    """The settings of a replay over a mesh whose devices read the rows that they want out of each other's memory."""
+    device = memory_kind(config.memory) == "device" and placement.mesh.devices.flat[0].platform != "cpu"
+    _refuse(
+        ("selection", config.selection != "centralized", "'centralized': else no device wants another's rows"),
+        ("donate", not donate, "True: what others read must stay where it is"),
+        ("memory", device, "None: others read the host's memory"),
+    )
+    rows = _exposed.shards(placement, link.number, len(config.columns), link.on_loss)
+    return dataclasses.replace(config, rows=rows)
+
+
+def _refuse(*cases: tuple[str, bool, str]) -> None:
+    for name, bad, wanted in cases:
+        if bad:
+            fix = "Leave it out, or use another exchange."
+            raise value_error(name, got="another with exchange='rdma'", wanted=wanted, fix=fix)
 
 
 def check_unused(exchange: Any, **given: Any) -> None:
@@ -60,6 +77,7 @@ class Connected:
     """The part of `Replay` that is about other processes."""
 
     config: Config
+    placement: Placement | None
     _link: Link | None
     _calls: Calls
 
@@ -101,8 +119,8 @@ class Connected:
         jax.block_until_ready(state)  # what is still to run needs the session that there is
         self._link.close()
         state = self._calls.placed(state)
-        state = state.replace(remote=_rebuilt(self._remote_table(), state.replace(columns=None), new_incarnation()))
-        self._link.connect(_remote.regions(state))
+        state = self._with_exposed(state)
+        self._link.connect(_exposed.arrays(state, self.placement))
         self._note_exposed(state)
         return state
 
@@ -130,10 +148,10 @@ class Connected:
     def _check_exposed(self, name: str, state: ReplayState) -> None:
         """Raises a ValueError if others would read something else than this state: before it is consumed."""
         link = self._link
-        assert link is not None and state.remote is not None
-        if link.session is not None and link.last is not None and link.last() is state.remote.record:
+        assert link is not None
+        if link.session is not None and link.last is not None and link.last() is _last_written(state):
             return  # what the last call returned: nothing to look at, nothing to wait for
-        if not link.exposes(_remote.regions(state)):
+        if not link.exposes(_exposed.arrays(state, self.placement)):
             raise value_error(
                 f"{name}: state", got="one that other processes do not read" if link.session else "a closed replay",
                 wanted="the state that init, connect or the last call returned",
@@ -142,12 +160,19 @@ class Connected:
 
     def _note_exposed(self, state: ReplayState) -> None:
         """Remembers a state whose arrays are those that are exposed."""
-        assert self._link is not None and state.remote is not None
-        self._link.last = weakref.ref(state.remote.record)
+        assert self._link is not None
+        self._link.last = weakref.ref(_last_written(state))
 
-    def _remote_table(self) -> RemoteTable:
-        assert self.config.remote is not None
-        return self.config.remote
+    def _with_exposed(self, state: ReplayState) -> ReplayState:
+        """The state with all that is exposed beside its columns made anew out of its index."""
+        remote, placement, kind = self.config.remote, self.placement, memory_kind(self.config.memory)
+        stamp = self._calls.of_index("stamps", _exposed.stamps, state)
+        if kind == "pinned_host":  # where the columns are
+            to = host_sharding() if placement is None else placement.sharding(placement.held, kind)
+            stamp = jax.device_put(stamp, to)
+        if remote is not None:
+            remote = _rebuilt(remote, state.replace(columns=None), new_incarnation())
+        return state.replace(stamp=stamp, remote=remote)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -159,6 +184,12 @@ def can_sample_remote(remote: RemoteTable, state: ReplayState) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _rebuilt(remote: RemoteTable, state: ReplayState, incarnation: jax.Array):
     return _remote.rebuilt(state, remote, incarnation)
+
+
+def _last_written(state: ReplayState) -> jax.Array:
+    """Of what is exposed, the array that every call which writes any of it gives back anew."""
+    assert state.stamp is not None
+    return state.stamp if state.remote is None else state.remote.record
 
 
 def check_type(name: str, state: Any) -> None:

@@ -1,13 +1,16 @@
 """From the devices that hold the rows of a batch to those that are to have them.
 
 Each device knows all draws of the batch (slot, anchor, length), and so who holds what and who wants it: nothing is
-negotiated. Two ways:
+negotiated. Three ways:
 
 - "peer": the device reads the rows of its part out of the others' memory, in one gather, by pointers that the devices
   exchange before. That exchange comes after all earlier writes, and a barrier comes before all later ones.
 - "collective": each device gathers what the others want of it, and one all-to-all moves it. It is a "ragged" one where
   XLA has that (between the GPUs of a process), so that only the rows travel; else it goes in turns of padded messages,
   1.5 times the rows if they fall evenly. Both take room for a whole batch on each device while they run.
+- "rdma": the device reads the rows of its part out of the others' memory, through a session of their processes
+  (`_exposed`). No device but the one that wants them takes part, and nothing else travels. The same barrier comes
+  before later writes; a row that was written all the same, or whose process is lost, is not valid.
 """
 
 import dataclasses
@@ -19,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gear_jax import _axis, ops
+from gear_jax.replay import _exposed
 from gear_jax.replay._config import Config, check_divides
 from gear_jax.windows import visible
 
@@ -90,6 +94,29 @@ class Part:
         return jax.tree.map(lambda x: _axis.all_gather(x, replicas(config))[: self.rows], tree)
 
 
+def read(config: Config, part: Part, state: Any, drawn: dict[str, Any], after: Any):
+    """This device's part of a batch, read out of the memory of the processes that have the rows.
+
+    Args:
+      config: of the device.
+      part: how the batch is cut.
+      state: of the device.
+      drawn: handles, anchor and length of the part's rows, `[rows]`.
+      after: as in `ops.gather`.
+
+    Returns:
+      (data, mask, valid, ticket): as of `fetch`, and `bool[rows]`.
+    """
+    at = part.copy * np.int32(part.block) + jnp.arange(part.block, dtype=jnp.int32)
+    there, at = at < part.rows, jnp.minimum(at, part.rows - 1)
+    names = ("handles", "anchor", "length")
+    own = jax.tree.map(lambda x: x[at], {name: drawn[name] for name in names})
+    own["handles"] = own["handles"].replace(slot=jnp.where(there, own["handles"].slot, -1))
+    data, mask, valid, ticket = ops.rdma_fetch(*_exposed.fetch_of(config, state, own), ticket=state.ticket, after=after)
+    ticket, data = _behind_all(config, ticket, data)
+    return *part.join(config, (data, mask, valid)), ticket
+
+
 def takes_memory(config: Config) -> bool:
     """Whether a sample can take the memory of an earlier one: what is read is then what is handed out."""
     apart = config.selection == "decentralized"
@@ -135,10 +162,18 @@ def _by_peers(config: Config, part: Part, columns, rows, ticket, after, out):
     data, mask, ticket = ops.gather(
         shards, slots, anchors, lengths, config.window_tree, ticket=ticket, after=after, out=out
     )
-    # Nobody writes until everybody has read. The data comes behind that, too: a program that drops the state would else
-    # drop the barrier, and end while others read.
+    ticket, data = _behind_all(config, ticket, data)
+    return data, mask, ticket
+
+
+def _behind_all(config: Config, ticket: jax.Array, data: Any) -> tuple[jax.Array, Any]:
+    """The ticket of all devices' reads, and data that comes behind them.
+
+    Nobody writes until everybody has read. The data comes behind that, too: a program that drops the state would else
+    drop the barrier, and end while others read.
+    """
     ticket = _axis.total(ticket, config.axis)
-    return jax.tree.map(lambda x: ops.seal(x, ticket) if x.size else x, data), mask, ticket
+    return ticket, jax.tree.map(lambda x: ops.seal(x, ticket) if x.size else x, data)
 
 
 def _by_collective(config: Config, part: Part, columns, rows, ticket, after):

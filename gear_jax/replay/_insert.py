@@ -9,7 +9,7 @@ import numpy as np
 from gear_jax import _axis, ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._registry import int32
-from gear_jax.replay import _limits, _placement, _remote
+from gear_jax.replay import _exposed, _limits, _placement, _remote
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import (
     Counter,
@@ -17,7 +17,6 @@ from gear_jax.replay._state import (
     ReplayState,
     add64,
     after_reads,
-    note_remote,
     note_written,
     read_rows,
     tally,
@@ -71,7 +70,7 @@ def add(
     state = _limits.reset(state, slot, version)
     handles = Handle(config.everywhere(slot), generation)
     state = set_priorities(config, state, slot, priority, lengths)
-    return state if config.remote is None else after_reads(state), handles
+    return state if config.rows is None else after_reads(state), handles
 
 
 def write_steps(config: Config, state: ReplayState, slot, values, lengths, starts=None, whole=None, rows=None):
@@ -82,19 +81,19 @@ def write_steps(config: Config, state: ReplayState, slot, values, lengths, start
     Where other processes read the table the rows get their stamps. A slot that is written anew has the next generation;
     with `whole` `bool[A]` it has it already, and is left open unless the row makes it whole.
     """
-    if config.remote is None:
+    if config.rows is None:
         return ops.scatter(state.columns, slot, values, lengths, starts, rows=rows, ticket=state.ticket), state
-    assert state.remote is not None
+    assert state.stamp is not None
     _, generation, ticket = read_rows(state, slot)
     value = generation + generation
     value = value + np.uint32(2) if whole is None else jnp.where(whole, value, value - np.uint32(1))
-    stamps = state.remote.stamp, value
+    stamps = state.stamp, value
     columns, stamp = ops.scatter(state.columns, slot, values, lengths, starts, rows=rows, stamps=stamps, ticket=ticket)
-    if config.remote.processes > 1:
+    if len(set(config.rows.peers)) > 1:
         # A fetch of no rows fails where XLA has moved what the others read: bytes that it copies have no stamps.
-        none = jnp.zeros((0,), jnp.int32)
-        *_, ticket = ops.rdma_fetch(config.remote.none, columns, stamp, none, none, none, none, ticket=ticket)
-    return columns, note_remote(state.replace(ticket=ticket, remote=state.remote.replace(stamp=stamp)))
+        none, rows_of_none = jnp.zeros((0,), jnp.int32), _exposed.for_no_rows(config.rows)
+        *_, ticket = ops.rdma_fetch(rows_of_none, columns, stamp, none, none, none, none, ticket=ticket)
+    return columns, state.replace(ticket=ticket, stamp=note_written(stamp))
 
 
 def set_priorities(config: Config, state: ReplayState, slot, priority, lengths) -> ReplayState:
@@ -104,7 +103,14 @@ def set_priorities(config: Config, state: ReplayState, slot, priority, lengths) 
         state.priority, state.mass, state.sums, slot, priority, mass, ticket=state.ticket
     )
     state = state.replace(priority=priority, mass=mass, sums=note_written(sums))
-    return state if config.remote is None else note_remote(_remote.publish(state, slot))
+    return state if config.remote is None else _publish(state, slot)
+
+
+def _publish(state: ReplayState, slot: jax.Array) -> ReplayState:
+    state = _remote.publish(state, slot)
+    assert state.remote is not None
+    note_written(state.remote.record)
+    return state
 
 
 def update_priorities(config: Config, state: ReplayState, handles: Handle, priorities: Any) -> ReplayState:
@@ -145,7 +151,9 @@ def _update_remote(config: Config, state: ReplayState, slot, generation, priorit
         max_priority=raise_max(config, state.max_priority, priority, of_others & good),
     )
     if remote.processes > 1 and slot.shape[0] > 0:
-        state = note_remote(_remote.send(state, slot, generation, priority, of_others & good))
+        state = _remote.send(state, slot, generation, priority, of_others & good)
+        assert state.remote is not None
+        note_written(state.remote.outbox)
     return after_reads(_update_own(config, state, here, (slot != -1) & ~of_others, generation, priority))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from gear_jax import _native, ops
 from gear_jax._errors import type_error, value_error
+from gear_jax.replay._mesh import Placement
 from gear_jax.transport import Job, Session
 
 # Numbers of the sessions of replays, beside those of a user's own; the n-th replay has the same in every process.
@@ -48,6 +49,7 @@ class Link:
     Args:
       job: the processes; None: those of `jax.distributed`, or this one alone.
       transport, deadline, on_loss: as in `Session`.
+      placement: of a table over a mesh, or None.
 
     Attributes:
       number: of the session; known before there is one, because it becomes part of the programs.
@@ -55,7 +57,9 @@ class Link:
       session: `Session` or `Alone`, or None.
     """
 
-    def __init__(self, job: Job | None, transport: str | None, deadline: float, on_loss: str):
+    def __init__(
+        self, job: Job | None, transport: str | None, deadline: float, on_loss: str, placement: Placement | None = None
+    ):
         if job is not None and not isinstance(job, Job):
             fix = "Write gear_jax.transport.Job(rank, addresses, secret)."
             raise type_error("job", got=type(job).__name__, wanted="a Job or None", fix=fix)
@@ -65,7 +69,11 @@ class Link:
             fix = "Leave it out for 2.0."
             raise value_error("deadline", got=repr(deadline), wanted="seconds, more than 0", fix=fix)
         self._job, self._transport, self._deadline, self.on_loss = job, transport, float(deadline), on_loss
-        if job is not None:
+        if placement is not None and job is not None:
+            _check_job(job)
+        if placement is not None and placement.processes == 1:
+            self.rank, self.processes = 0, 1
+        elif job is not None:
             self.rank, self.processes = job.rank, len(job.addresses)
         elif jax.distributed.is_initialized():
             self.rank, self.processes = jax.process_index(), jax.process_count()
@@ -110,6 +118,16 @@ class Link:
         """What has happened on the way: see `Replay.counters`."""
         of_session = {} if self.session is None else self.session.counters()
         return {**of_session, **ops.rdma_counters(self.number)}
+
+
+def _check_job(job: Job) -> None:
+    """Raises a ValueError unless the processes of a job are those of `jax.distributed`."""
+    got, wanted = (job.rank, len(job.addresses)), (jax.process_index(), jax.process_count())
+    if got != wanted:
+        raise value_error(
+            "job", got=f"process {got[0]} of {got[1]}", wanted=f"process {wanted[0]} of {wanted[1]}, as in the mesh",
+            fix="Leave it out: the processes of jax.distributed.",
+        )  # fmt: skip
 
 
 def _regions(arrays: Sequence[jax.Array]) -> list[tuple[int, int]]:

@@ -14,7 +14,14 @@ from gear_jax.ops._registry import in_host_memory, int32
 from gear_jax.replay import _append, _insert, _limits, _memory, _mesh, _processes, _sample, _state, _statistics
 from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
-from gear_jax.replay._connected import Connected, can_sample_remote, check_type, check_unused, make_remote
+from gear_jax.replay._connected import (
+    Connected,
+    can_sample_remote,
+    check_type,
+    check_unused,
+    make_remote,
+    with_rdma,
+)
 from gear_jax.replay._device import DeviceReplay
 from gear_jax.replay._link import Link
 from gear_jax.replay._mesh import Placement, check_exchange, make_placement
@@ -73,12 +80,14 @@ def make_replay(
       donate: whether calls outside jit consume the state. False keeps it, at the price of a copy of the table.
       exchange: how a device gets the rows of its part of a batch that other devices hold, with centralized selection.
         "peer": it reads them where they are, in one gather; the devices must be of one process and, if GPUs, the
-        columns in `pinned_host`. "collective": an all-to-all of the rows. None: "peer" where it can be had.
-        `Replay.exchange` says which. "rdma", without a mesh: the table is spread over the processes of a job, each of
-        which holds the partitions of its rank on its default device, adds to them, and reads the others' memory when it
-        samples. They need not call anything in step, and one that ends hurts no other. See docs/rdma.md.
+        columns in `pinned_host`. "collective": an all-to-all of the rows. "rdma": it reads them out of the memory of
+        the processes that have them, which take no part; on a GPU the columns must be in `pinned_host`, and `axis` must
+        name all axes. None: "peer" where it can be had, else "collective". `Replay.exchange` says which.
+        Without a mesh "rdma" spreads the table over the processes of a job, each of which holds the partitions of its
+        rank on its default device, adds to them, and reads the others' memory when it samples. They need not call
+        anything in step, and one that ends hurts no other. See docs/rdma.md.
       job: the processes, with exchange="rdma": a `gear_jax.transport.Job`; None: those of `jax.distributed`, or this
-        one alone.
+        one alone. Over a mesh they are those of `jax.distributed`, one way or the other.
       transport: "verbs" or "ucx", with exchange="rdma"; None: the best that all processes have.
       on_loss: what a process that is gone means to a sample, with exchange="rdma": "invalid": rows that were on their
         way from it are not `valid`, and from the next sample on its partitions are not drawn from, and probabilities
@@ -91,14 +100,16 @@ def make_replay(
     Raises:
       TypeError, ValueError: naming the argument, what it got, what it wanted, and the fix.
     """
-    placement = None
-    if exchange == "rdma":
-        config, link = make_remote(
-            table, selector, windows, anchor, memory, mesh, batch_axis, partitions, selection, eviction, streams,
-            donate, max_staleness, Link(job, transport, deadline, on_loss),
+    placement = link = None
+    if exchange == "rdma" and mesh is None:
+        link = Link(job, transport, deadline, on_loss)
+        config = make_remote(
+            table, selector, windows, anchor, memory, batch_axis, partitions, selection, eviction, streams, donate,
+            max_staleness, link,
         )  # fmt: skip
         return Replay(config, link=link)
-    check_unused(exchange, job=job, transport=transport, on_loss=on_loss, deadline=deadline)
+    if exchange != "rdma":
+        check_unused(exchange, job=job, transport=transport, on_loss=on_loss, deadline=deadline)
     if mesh is None:
         for name, value in (("batch_axis", batch_axis), ("exchange", exchange)):
             if value is not None:
@@ -112,7 +123,10 @@ def make_replay(
         table, selector, windows, anchor, memory, partitions, selection, eviction, streams,
         devices=0 if placement is None else placement.devices, max_staleness=max_staleness,
     )  # fmt: skip
-    return Replay(config, donate=donate, placement=placement)
+    if exchange == "rdma" and placement is not None:
+        link = Link(job, transport, deadline, on_loss, placement)
+        config = with_rdma(config, placement, donate, link)
+    return Replay(config, donate=donate, placement=placement, link=link)
 
 
 class Replay(Connected):
@@ -181,7 +195,7 @@ class Replay(Connected):
     @property
     def exchange(self) -> str | None:
         """How devices get rows that others hold: "peer", "collective", "rdma", or None where none needs any."""
-        if self.config.remote is not None:
+        if self.config.rows is not None:
             return "rdma"
         if self.placement is None or self.config.selection == "decentralized":
             return None
@@ -350,8 +364,8 @@ class Replay(Connected):
           out: an earlier sample of the same batch size whose `data` and `mask` are not needed any more: the new sample
             takes their memory. They are consumed. Worth it for batches of many MB, where new memory costs as much as
             the copy. A NumPy array that still looks at it keeps it alive; the new sample then gets memory of its own.
-            Over a mesh not with `exchange="collective"`, nor where the batch is repeated over an axis: such a batch is
-            always new.
+            Not with `exchange="collective"` or "rdma", nor where the batch is repeated over an axis of a mesh: such a
+            batch is always new.
 
         Returns:
           The next state and a `Sample`.

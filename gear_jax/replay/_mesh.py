@@ -14,7 +14,6 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
 EXCHANGES = ("peer", "collective")
-WITHOUT_MESH = ("rdma",)
 MOST_PEERS = 64  # of a GPU's gather (cuda/gather_device.h)
 
 
@@ -26,7 +25,7 @@ class Placement:
       mesh: the mesh.
       axis: names of the axes that the partitions are spread over, the slowest first.
       batch_axis: the one of them that a batch is spread over; it is repeated over the others.
-      exchange: how a device gets the rows of its part of a batch that others hold: "peer" or "collective".
+      exchange: how a device gets the rows of its part of a batch that others hold: "peer", "collective" or "rdma".
       memory: the memory kind of the columns.
     """
 
@@ -45,6 +44,17 @@ class Placement:
     def parts(self) -> int:
         """Into how many parts a batch is cut."""
         return self.mesh.shape[self.batch_axis]
+
+    @property
+    def holders(self) -> list[Any]:
+        """The device that holds each of the n parts of the table, where `axis` names all axes of the mesh."""
+        order = [self.mesh.axis_names.index(name) for name in self.axis]
+        return self.mesh.devices.transpose(order).reshape(-1).tolist()
+
+    @property
+    def processes(self) -> int:
+        """How many processes have devices of the mesh."""
+        return len({d.process_index for d in self.mesh.devices.flat})
 
     @property
     def local_devices(self) -> list[Any]:
@@ -69,9 +79,8 @@ class Placement:
     def way(self) -> str:
         """The exchange, as `Config.exchange` has it: "ragged" for a collective one where XLA has that."""
         # Between processes XLA refuses a ragged all-to-all on GPUs, and a CPU has none.
-        one = len({d.process_index for d in self.mesh.devices.flat}) == 1
         gpu = self.mesh.devices.flat[0].platform == "gpu"
-        return "ragged" if self.exchange == "collective" and one and gpu else self.exchange
+        return "ragged" if self.exchange == "collective" and self.processes == 1 and gpu else self.exchange
 
     def state(self, streams: bool, selector: PartitionSpec) -> ReplayState:
         """The specs of a state."""
@@ -81,6 +90,7 @@ class Placement:
             columns=held, length=held, generation=held, sequence=held, priority=held, mass=held, sums=held,
             max_priority=all_have, cursor=held, counters=held, clock=all_have, selector=selector,
             streams=Streams(held, held) if streams else None, ticket=held, limits=held,
+            stamp=held if self.exchange == "rdma" else None,
         )  # fmt: skip
 
     def sample(self) -> Sample:
@@ -151,8 +161,10 @@ def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory:
             wanted=f"one of axis, {names}",
             fix="Leave it out: the first of them.",
         )
-    if exchange is not None:
-        check_exchange(exchange)
+    if exchange == "rdma":
+        _check_for_rdma(mesh, names)
+    elif exchange is not None:
+        check_exchange(exchange, (*EXCHANGES, "rdma"))
     if memory is None:
         memory = "device" if mesh.devices.flat[0].platform == "cpu" else "pinned_host"
     why = _no_peers(mesh, memory)
@@ -161,10 +173,26 @@ def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory:
     return Placement(mesh, names, batch_axis, exchange or ("collective" if why else "peer"), memory)
 
 
-def check_exchange(exchange: Any) -> None:
-    """Raises a ValueError unless it is one of `EXCHANGES`."""
-    if exchange not in EXCHANGES:
-        raise value_error("exchange", got=repr(exchange), wanted=f"one of {EXCHANGES}", fix="Leave it out.")
+def check_exchange(exchange: Any, known: tuple[str, ...] = EXCHANGES) -> None:
+    """Raises a ValueError unless it is one of those that are known."""
+    if exchange not in known:
+        raise value_error("exchange", got=repr(exchange), wanted=f"one of {known}", fix="Leave it out.")
+
+
+def _check_for_rdma(mesh: Mesh, names: tuple[str, ...]) -> None:
+    """Raises a ValueError for a mesh over which rows are not read from other processes."""
+    if set(names) != set(mesh.axis_names):
+        raise value_error(
+            "axis", got=f"{names} with exchange='rdma'", wanted=f"all axes of the mesh, {mesh.axis_names}",
+            fix="Name them all; batch_axis says which of them a batch is cut along.",
+        )  # fmt: skip
+    processes = {d.process_index for d in mesh.devices.flat}
+    if processes not in ({jax.process_index()}, set(range(jax.process_count()))):
+        raise value_error(
+            "mesh", got=f"devices of process(es) {sorted(processes)} with exchange='rdma'",
+            wanted=f"those of this process, {jax.process_index()}, alone, or some of each of {jax.process_count()}",
+            fix="Make it of jax.devices(), or use exchange='collective'.",
+        )  # fmt: skip
 
 
 def _no_peers(mesh: Mesh, memory: str) -> str | None:

@@ -1,9 +1,9 @@
 """A table over the processes of a job that read each other's memory: `exchange="rdma"`.
 
-Each process holds the partitions of its rank and writes to them alone. Beside the columns it exposes, for the others to
-read: a stamp for each slot (a seqlock over its bytes, `ops.scatter(stamps=)`), a record of what is known of the slot,
-and an outbox of priorities that it has for slots of others. A sample reads all records, draws from the table that they
-describe as one process would that held it all, and fetches the rows. Nobody waits for anybody: there is no collective.
+Each process holds the partitions of its rank and writes to them alone. Beside the columns and the stamps of the slots
+(`_exposed`) it exposes, for the others to read: a record of what is known of each slot, and an outbox of priorities
+that it has for slots of others. A sample reads all records, draws from the table that they describe as one process
+would that held it all, and fetches the rows. Nobody waits for anybody: there is no collective.
 
 Records and entries of the outbox carry a check, so that one that is torn while it is read counts as none.
 """
@@ -29,7 +29,6 @@ class RemoteState(struct.PyTreeNode):
     """What a process of a job keeps beside its part of the table, in host memory that the others read.
 
     Attributes:
-      stamp: `uint32[P, S]`, 2 * generation where the slot's bytes are whole, odd while they are being written.
       record: `uint32[P, S, 8]`: generation, length, sequence, bits of priority and mass, 0, 0, check.
       outbox: `uint32[1, R, 8]`, a ring: number, incarnation, slot, generation, bits of the priority, 0, 0, check.
       sent: `uint32[1]`, entries written to it so far.
@@ -39,7 +38,6 @@ class RemoteState(struct.PyTreeNode):
         started among them).
     """
 
-    stamp: jax.Array
     record: jax.Array
     outbox: jax.Array
     sent: jax.Array
@@ -55,15 +53,15 @@ class RemoteTable:
     Attributes:
       session: the session's number.
       rank, processes: of this process, and how many there are.
-      columns: how many.
-      memory: the kind of memory that columns, stamps, records and the outbox lie in: that of the host.
+      first: the number of each process's first region that is none of `_exposed`.
+      memory: the kind of memory that records and the outbox lie in: that of the host.
       on_loss: as in `ops.Remote`.
     """
 
     session: int
     rank: int
     processes: int
-    columns: int
+    first: int
     memory: str
     on_loss: str
 
@@ -72,35 +70,18 @@ class RemoteTable:
         return ops.Remote(self.session, tuple(range(n)), (first,) * n, on_loss)
 
     @property
-    def rows(self) -> ops.Remote:
-        """Of the columns and the stamps."""
-        return self._regions(0, self.on_loss)
-
-    @property
-    def none(self) -> ops.Remote:
-        """Of the same, for a fetch of no rows: whoever is lost, it loses nothing."""
-        return self._regions(0, "invalid")
-
-    @property
     def records(self) -> ops.Remote:
-        return self._regions(self.columns + 1, self.on_loss)
+        return self._regions(self.first, self.on_loss)
 
     @property
     def outboxes(self) -> ops.Remote:
-        return self._regions(self.columns + 2, "invalid")
-
-
-def regions(state: Any) -> list[jax.Array]:
-    """The arrays of a state that its process exposes, in the order of the regions."""
-    remote = state.remote
-    return [*jax.tree.leaves(state.columns), remote.stamp, remote.record, remote.outbox]
+        return self._regions(self.first + 1, "invalid")
 
 
 def init(remote: RemoteTable, partitions: int, slots: int) -> RemoteState:
     """Of an empty table of this process's P / n partitions."""
     zero = jnp.zeros((1,), jnp.uint32)
     return RemoteState(
-        stamp=ops.zeros((partitions, slots), jnp.uint32, remote.memory),
         record=ops.zeros((partitions, slots, _WORDS), jnp.uint32, remote.memory),
         outbox=ops.zeros((1, OUTBOX, _WORDS), jnp.uint32, remote.memory),
         sent=zero,
@@ -114,17 +95,9 @@ def rebuilt(state: Any, remote: RemoteTable, incarnation: jax.Array) -> RemoteSt
     """What is exposed, anew out of the index: for a table that another way has filled (a checkpoint)."""
     p, s = state.length.shape
     fresh = init(remote, p, s)
-    stamp = (state.generation + state.generation).reshape(-1)
-    if state.streams is not None:  # the slots that are open are not whole
-        here = state.streams.slot - np.int32(remote.rank * p * s)
-        stamp = stamp.at[jnp.where(state.streams.slot >= 0, here, p * s)].add(np.uint32(2**32 - 1), mode="drop")
     record = records(state.length, state.generation, state.sequence, state.priority, state.mass)
-    stamp, record = (_placed(remote, x) for x in (stamp.reshape(p, s), record))
-    return fresh.replace(stamp=stamp, record=record, incarnation=incarnation)
-
-
-def _placed(remote: RemoteTable, x: jax.Array) -> jax.Array:
-    return jax.device_put(x, jax.memory.Space.Host) if remote.memory == "pinned_host" else x
+    record = jax.device_put(record, jax.memory.Space.Host) if remote.memory == "pinned_host" else record
+    return fresh.replace(record=record, incarnation=incarnation)
 
 
 def _bits(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from gear_jax import _axis, ops
 from gear_jax._env import checks
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import check_depth, start_in_queue
-from gear_jax.replay import _exchange, _limits, _remote
+from gear_jax.replay import _exchange, _exposed, _limits, _remote
 from gear_jax.replay._config import Config, check_divides
 from gear_jax.replay._state import Handle, ReplayState, Sample, after_reads, count_sampled, index, read_rows
 from gear_jax.windows import draw_anchor
@@ -43,8 +43,13 @@ def sample(config: Config, state: ReplayState, key: jax.Array, batch_size: int, 
             "out", got="a sample to take the memory of", wanted="None: what devices exchange, or repeat, is new",
             fix="Leave it out.",
         )  # fmt: skip
+    if config.rows is not None and out is not None:
+        raise value_error(
+            "out", got="a sample to take the memory of", wanted="None with exchange='rdma': each sample is new",
+            fix="Leave it out.",
+        )  # fmt: skip
     if config.remote is not None:
-        return _sample_remote(config, state, key, batch_size, out)
+        return _sample_remote(config, state, key, batch_size)
     if config.axis is not None and config.selection == "centralized":
         return _sample_together(config, state, key, batch_size, out)
     state, chosen, drawn = _draw(config, state, key, batch_size)
@@ -61,33 +66,22 @@ def _sample_together(config: Config, state: ReplayState, key: jax.Array, batch_s
     """A sample out of the shards of all devices; this one gets its part of the batch."""
     part = _exchange.Part.of(config, batch_size)
     state, chosen, drawn = _draw(config, state, key, batch_size)
+    if config.rows is not None:
+        drawn = jax.tree.map(part.cut, drawn)
+        data, mask, valid, ticket = _exchange.read(config, part, state, drawn, chosen)
+        return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **_kept(valid, drawn))
     data, mask, ticket = _exchange.fetch(config, part, state.columns, *_rows(drawn), state.ticket, chosen, out)
     drawn = jax.tree.map(part.cut, drawn)
     return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **drawn)
 
 
-def _sample_remote(config: Config, state: ReplayState, key: jax.Array, batch_size: int, out: Any):
+def _sample_remote(config: Config, state: ReplayState, key: jax.Array, batch_size: int):
     """A sample out of the tables of all processes of a job."""
-    remote = config.remote
-    assert remote is not None and state.remote is not None
-    if out is not None:
-        raise value_error(
-            "out", got="a sample to take the memory of", wanted="None with exchange='rdma': each sample is new",
-            fix="Leave it out.",
-        )  # fmt: skip
-    tables = state.columns, state.remote.stamp
     state, chosen, drawn = _draw(config, state, key, batch_size)
     data, mask, valid, ticket = ops.rdma_fetch(
-        remote.rows, *tables, *_remote_rows(config, drawn), ticket=state.ticket, after=chosen
+        *_exposed.fetch_of(config, state, drawn), ticket=state.ticket, after=chosen
     )
     return after_reads(state.replace(ticket=ticket)), Sample(data, mask, **_kept(valid, drawn))
-
-
-def _remote_rows(config: Config, drawn: dict[str, Any]):
-    """Shards, slots in them, starts, lengths, windows and generations for an `rdma_fetch`."""
-    held, slot = np.int32(config.partitions * config.slots), drawn["handles"].slot
-    shard, slot = jnp.where(slot >= 0, slot // held, -1), jnp.where(slot >= 0, slot % held, -1)
-    return shard, slot, drawn["anchor"], drawn["length"], config.window_tree, drawn["handles"].generation
 
 
 def start(
@@ -96,10 +90,9 @@ def start(
     """See `Replay.sample_start`."""
     state, chosen, drawn = _draw(config, state, key, batch_size)
     if config.remote is not None:
-        assert state.remote is not None
         pending, ticket = ops.rdma_fetch_start(
-            config.remote.rows, state.columns, state.remote.stamp, *_remote_rows(config, drawn), ticket=state.ticket,
-            after=(chosen, after), queue=queue, depth=check_depth(depth),
+            *_exposed.fetch_of(config, state, drawn), ticket=state.ticket, after=(chosen, after), queue=queue,
+            depth=check_depth(depth),
         )  # fmt: skip
         return after_reads(state.replace(ticket=ticket)), PendingSample(pending, **drawn, remote=True)
     pending, ticket = start_in_queue(

@@ -114,7 +114,10 @@ class ReplayState(struct.PyTreeNode):
       selector: the selector's own state.
       streams: `Streams`, or None.
       ticket: `int32[1]`, always 0: what orders reads of the table before later writes.
-      remote: `RemoteState`, with `exchange="rdma"`; P is then that of this process, and N its own streams. Else None.
+      stamp: `uint32[P, S]`, with `exchange="rdma"`: whether a slot's bytes are whole, for others that read them. Else
+        None.
+      remote: `RemoteState`, with `exchange="rdma"` without a mesh; P is then that of this process, and N its own
+        streams. Else None.
       limits: `Limits`, or None.
 
     Over the n devices of a mesh these are global arrays. Those with a P are cut along it, and the streams' along N; the
@@ -136,6 +139,7 @@ class ReplayState(struct.PyTreeNode):
     selector: Any
     streams: Streams | None
     ticket: jax.Array
+    stamp: jax.Array | None = None
     remote: RemoteState | None = None
     limits: Limits | None = None
 
@@ -170,6 +174,7 @@ def init_index(config: Config, key: jax.Array) -> ReplayState:
         selector=selector,
         streams=streams,
         ticket=ops.new_ticket(),
+        stamp=None if config.rows is None else ops.zeros((p, s), jnp.uint32, memory_kind(config.memory)),
         remote=None if config.remote is None else _remote.init(config.remote, p, s),
         limits=_limits(config) if config.limited else None,
     )
@@ -277,13 +282,6 @@ def note_written(x: jax.Array) -> jax.Array:
     return x
 
 
-def note_remote(state: ReplayState) -> ReplayState:
-    """The same of what other processes read of a state."""
-    assert state.remote is not None
-    note_written(state.remote.record)
-    return state
-
-
 def after_reads(state: ReplayState) -> ReplayState:
     """The state with all that was written and then read of it made to wait for the ticket.
 
@@ -301,10 +299,13 @@ def after_reads(state: ReplayState) -> ReplayState:
         state = state.replace(**ops.seal(fields, state.ticket))
         note_written(jax.tree.leaves(state.columns)[0])
         note_written(state.generation)
-    if state.remote is not None and id(state.remote.record) in _written:
-        of_slots = ops.seal({"stamp": state.remote.stamp, "record": state.remote.record}, state.ticket)
-        outbox = ops.seal(state.remote.outbox, state.ticket)
-        state = note_remote(state.replace(remote=state.remote.replace(**of_slots, outbox=outbox)))
+    if id(state.stamp) in _written:
+        state = state.replace(stamp=note_written(ops.seal(state.stamp, state.ticket)))
+    if state.remote is not None:
+        written = {name: getattr(state.remote, name) for name in ("record", "outbox")}
+        written = {name: x for name, x in written.items() if id(x) in _written}
+        sealed = {name: note_written(ops.seal(x, state.ticket)) for name, x in written.items()}
+        state = state.replace(remote=state.remote.replace(**sealed))
     if id(state.sums) in _written:
         tree = state.priority, state.mass, state.sums
         none, nothing = jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32)

@@ -6,10 +6,14 @@ import pytest
 
 import gear_jax as gear
 from gear_jax import sharding
+from gear_jax.transport import Job
+
+RDMA = {"exchange": "rdma"}
+TWO = Job(1, (("127.0.0.1", 1), ("127.0.0.1", 2)), bytes(32))
 
 
 def test_make_replay(case):
-    mesh, table = case.mesh(4), case.table
+    mesh, grid, table = case.mesh(4), case.mesh(4, ("other", "replay"), (2, 2)), case.table
     wrong = [
         ({"mesh": object()}, TypeError, r"mesh: got object, wanted a jax\.sharding\.Mesh"),
         ({"axis": None}, TypeError, r"axis: got None, wanted one or more names of axes"),
@@ -20,8 +24,15 @@ def test_make_replay(case):
         ({"partitions": 6}, ValueError, r"partitions: got 6 for a capacity of 64"),
         ({"partitions": 2}, ValueError, r"partitions: got 2 over 4 devices, wanted a multiple of 4.*partitions=4"),
         ({"streams": 6}, ValueError, r"streams: got 6 over 4 devices, wanted a multiple of 4.*streams=8"),
-        ({"exchange": "mpi"}, ValueError, r"exchange: got 'mpi', wanted one of \('peer', 'collective'\)"),
-        ({"exchange": "rdma"}, ValueError, r"mesh: got another with exchange='rdma', wanted None"),
+        ({"exchange": "mpi"}, ValueError, r"exchange: got 'mpi', wanted one of \('peer', 'collective', 'rdma'\)"),
+        (RDMA | {"selection": "decentralized"}, ValueError, r"selection: .* wanted 'centralized': else no device"),
+        (RDMA | {"donate": False}, ValueError, r"donate: .* wanted True: what others read must stay"),
+        (RDMA | {"job": TWO}, ValueError, r"job: got process 1 of 2, wanted process 0 of 1, as in the mesh"),
+        (
+            RDMA | {"mesh": grid},
+            ValueError,
+            r"axis: got \('replay',\) with exchange='rdma', wanted all axes of the mesh",
+        ),
         ({"memory": "disk"}, ValueError, r"memory: got 'disk'"),
     ]
     for options, kind, text in wrong:

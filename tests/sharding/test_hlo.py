@@ -33,10 +33,11 @@ def first(case):
     (selectors.Prioritized(), {"exchange": "peer"}),
     (selectors.Prioritized(), {"exchange": "collective"}),
     (selectors.Permutation(), {"exchange": "collective"}),
+    (selectors.Prioritized(), {"exchange": "rdma"}),
     (selectors.Prioritized(), {"selection": "decentralized"}),
 ], ids=str)  # fmt: skip
 def test_no_column_is_copied_or_gathered(case, memory, options, selector):
-    if jax.default_backend() == "gpu" and memory == "device" and options.get("exchange") == "peer":
+    if jax.default_backend() == "gpu" and memory == "device" and options.get("exchange") in ("peer", "rdma"):
         pytest.skip("columns in a GPU's own memory have no peers")
     replay = case.make(case.mesh(4), selector=selector, memory=memory, **options)
     state, (rows, lengths, _) = replay.init(), first(case)
@@ -109,12 +110,21 @@ def test_bytes_of_the_padded_exchange(case):
     assert moved and max(moved) <= 1.5 * 16 * 5 * 100 + 4 * 2 * 5 * 100, moved
 
 
+def test_rows_that_are_read_travel_by_no_collective(case):
+    """What does is the sums of the blocks, 16 bytes for each row that is drawn, and the barrier."""
+    replay = case.make(case.mesh(4), exchange="rdma")
+    text = text_of(lambda s: replay.sample(s, jax.random.key(0), 64), replay.init())
+    moved = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"\w+\[([\d,]+)\]\S* all-\w+\(", text)]
+    assert collectives(text)["all-to-all"] == 0 and moved and max(moved) <= 4 * 64, moved
+
+
+@pytest.mark.parametrize("exchange", ["peer", "rdma"])
 @pytest.mark.parametrize(
     "what", [lambda s: s, lambda s: s.data, lambda s: s.data["number"]], ids=["all", "data", "column"]
 )
-def test_who_drops_the_state_keeps_the_barrier(case, what):
+def test_who_drops_the_state_keeps_the_barrier(case, what, exchange):
     """Else a device could end its program, and write its columns in the next, while others still read them."""
-    replay = case.make(case.mesh(4), exchange="peer")
+    replay = case.make(case.mesh(4), exchange=exchange)
     state = replay.init()
     whole = collectives(text_of(lambda s: replay.sample(s, jax.random.key(0), 16), state))
     dropped = text_of(lambda s: what(replay.sample(s, jax.random.key(0), 16)[1]), state)

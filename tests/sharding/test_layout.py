@@ -26,7 +26,7 @@ def check(case, same, replay, selector, **options):
     wanted, last, stats = case.on_one_device(selector, **options)
     got, state = case.play(replay)
     same(got, wanted)
-    same(to_numpy(state.replace(ticket=None)), last)
+    same(to_numpy(state.replace(ticket=None, stamp=None)), last)
     assert replay.stats(state) == stats
     assert bool(replay.can_sample(state))
 
@@ -36,7 +36,8 @@ def check(case, same, replay, selector, **options):
     [
         *[(selector, 8, "peer") for selector in SELECTORS],
         *[(selector, 2, "collective") for selector in SELECTORS],
-        *[(selectors.Prioritized(), n, exchange) for n in (1, 4) for exchange in ("peer", "collective")],
+        *[(selectors.Prioritized(), n, exchange) for n in (1, 4) for exchange in ("peer", "collective", "rdma")],
+        (selectors.Permutation(), 8, "rdma"),
     ],
     ids=str,
 )
@@ -44,7 +45,7 @@ def test_any_number_of_devices(case, same, selector, n, exchange):
     check(case, same, case.make(case.mesh(n), selector=selector, exchange=exchange), selector)
 
 
-@pytest.mark.parametrize("exchange", ["peer", "collective"])
+@pytest.mark.parametrize("exchange", ["peer", "collective", "rdma"])
 @pytest.mark.parametrize("batch_axis", ["data", "model"])
 @pytest.mark.parametrize("shape", [(2, 4), (4, 2)], ids=str)
 def test_two_axes_hold_the_table_and_one_cuts_the_batch(case, same, shape, batch_axis, exchange):
@@ -89,7 +90,7 @@ def test_batches_smaller_and_larger_than_the_table(case, same, batch):
 
 def test_nothing_to_draw(case, same):
     wanted = to_numpy(case.make().sample(case.make().init(), jax.random.key(0), 16)[1])
-    for exchange in ("peer", "collective"):
+    for exchange in ("peer", "collective", "rdma"):
         replay = case.make(case.mesh(4), exchange=exchange)
         state = replay.init()
         assert not bool(replay.can_sample(state))
@@ -110,7 +111,8 @@ def test_all_rows_on_one_device(case, same):
 
 def test_streams(case, same):
     wanted = None
-    for replay in (case.make(streams=8), case.make(case.mesh(4), streams=8)):
+    on_devices = [case.make(case.mesh(4), streams=8, exchange=exchange) for exchange in ("peer", "rdma")]
+    for replay in (case.make(streams=8), *on_devices):
         state, got = replay.init(), []
         for i in range(9):
             step = {"number": np.arange(8, dtype=np.int32) + 10 * i, "vector": np.full((8, 3), i, np.float32)}
@@ -210,7 +212,7 @@ def test_a_state_that_lies_otherwise_is_put_right_once(case, same):
     )
     got, state = case.play(replay, state)
     same(got, wanted)
-    same(to_numpy(state.replace(ticket=None)), last)
+    same(to_numpy(state.replace(ticket=None, stamp=None)), last)
     assert {x.data.shape for x in state.columns["vector"].addressable_shards} == {(2, 8, case.steps, 3)}
 
 
@@ -231,7 +233,8 @@ def test_nothing_to_add_append_or_update(case, same):
     wanted = None
     none = {"number": np.zeros((0, 5), np.int32), "vector": np.zeros((0, 5, 3), np.float32)}
     no_steps = {"number": np.zeros((8, 0), np.int32), "vector": np.zeros((8, 0, 3), np.float32)}
-    for replay in (case.make(streams=8), case.make(case.mesh(4), streams=8)):
+    on_devices = [case.make(case.mesh(4), streams=8, exchange=exchange) for exchange in ("peer", "rdma")]
+    for replay in (case.make(streams=8), *on_devices):
         state, got = case.play(replay)[1], []
         state, handles = replay.add(state, none, np.zeros((0,), np.int32))
         got.append(to_numpy(handles))
@@ -242,6 +245,6 @@ def test_nothing_to_add_append_or_update(case, same):
         state, handles = replay.append(state, np.zeros((0,), np.int32), step, np.zeros((0,), bool))
         got.append(to_numpy(handles))
         state = replay.update_priorities(state, handles, np.zeros((0,), np.float32))
-        got += [to_numpy(state.replace(ticket=None)), replay.stats(state)]
+        got += [to_numpy(state.replace(ticket=None, stamp=None)), replay.stats(state)]
         wanted = got if wanted is None else wanted
         same(got, wanted)

@@ -110,7 +110,7 @@ def play(replay, turns=4):
             state = replay.update_priorities(state, some, np.linspace(0, 4, len(some.slot), dtype=np.float32))
         got.append(record((handles, sample, replay.can_sample(state))))
         stats.append(replay.stats(state))
-    return {"got": got, "stats": stats, "state": record(state.replace(ticket=None))}
+    return {"got": got, "stats": stats, "state": record(state.replace(ticket=None, stamp=None))}
 
 
 def stream(replay):
@@ -148,6 +148,9 @@ def everything(mesh):
     results = draw({name: make(mesh, selector=s) for name, s in SELECTORS.items()})
     results["play"] = play(make(mesh, selector=prioritized))
     results["pinned"] = play(make(mesh, selector=prioritized, memory="pinned_host"), turns=1)
+    options = {} if mesh is None else {"exchange": "rdma", "deadline": 60.0}
+    results["rdma"] = play(make(mesh, selector=prioritized, **options))
+    results["rdma_streams"] = stream(make(mesh, selector=prioritized, streams=PARTITIONS, **options))
     results["streams"] = stream(make(mesh, selector=prioritized, streams=PARTITIONS))
     return results
 
