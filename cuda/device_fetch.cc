@@ -16,6 +16,7 @@
 #include "cuda/gather_kernels.h"
 #include "cuda/host_wait.h"
 #include "cuda/page_locked.h"
+#include "cuda/pointers_kernels.h"
 #include "cuda/scatter_kernels.h"
 #include "cuda/staging_kernels.h"
 #include "cuda/stamp_kernels.h"
@@ -24,20 +25,22 @@ namespace gear_jax {
 namespace {
 
 constexpr int kBlocks = 8;  // as a gather in flight: other work runs beside it
+static_assert(kGpuShards <= kMostShards);
 
 // Where things lie in an entry's two memories. The data is in both, and a part of it begins at a multiple of 256.
 struct FetchLayout {
-  explicit FetchLayout(const FetchCall& call) : FetchLayout(PartBytes(call), call.gather.rows) {}
-  FetchLayout(const std::vector<int64_t>& parts, int64_t rows)
+  explicit FetchLayout(const FetchCall& call)
+      : FetchLayout(PartBytes(call), call.gather.rows, call.gpu.shards.size() * call.gather.columns.size()) {}
+  FetchLayout(const std::vector<int64_t>& parts, int64_t rows, int64_t tables)
       : data(parts),
-        device({4 * rows, 4 * rows, 4 * rows, rows, 16, 1}),
+        device({4 * rows, 4 * rows, 4 * rows, rows, 16, 1, 8 * tables}),
         host({8, 4 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * rows, rows}) {}
 
   int64_t device_bytes() const { return data.bytes + device.bytes; }
   int64_t host_bytes() const { return host.bytes + data.bytes; }
 
   const StagingLayout data;
-  const StagingLayout device;  // behind the data: own slot, anchor, length, take, handle, ok
+  const StagingLayout device;  // behind the data: own slot, anchor, length, take, handle, ok, pointers to tables
   const StagingLayout host;  // in front of the data: word, slot, anchor, length, shard, generation, before, after, take
 };
 
@@ -66,10 +69,26 @@ void CUDART_CB End(void* data) {
 
 }  // namespace
 
+// The tables of several shards as one, whose parts begin where `pointers` (uint32[columns, shards, 2], the device's)
+// say.
+cudaError_t JoinShards(const std::vector<GpuShard>& shards, uint32_t* pointers, GatherCall* call, cudaStream_t stream) {
+  call->shards = static_cast<int64_t>(shards.size());
+  call->slots *= call->shards;
+  std::vector<const void*> tables;
+  for (size_t k = 0; k < call->columns.size(); ++k) {
+    call->columns[k].shards = pointers + 2 * tables.size();
+    call->columns[k].address_alignment = kPointerAlignment;
+    for (const GpuShard& shard : shards) tables.push_back(shard.tables[k]);
+  }
+  return LaunchPointers(tables, pointers, nullptr, nullptr, stream);
+}
+
 // What is enqueued behind a fetch that waits must not have to load a kernel first.
 cudaError_t DeviceStaging::LoadAll() {
   if (loaded_) return cudaSuccess;
   cudaError_t error = LoadStagingKernels();
+  if (error == cudaSuccess) error = LoadGatherKernels();
+  if (error == cudaSuccess) error = LoadPointersKernels();
   if (error == cudaSuccess) error = LoadFetchKernels();
   if (error == cudaSuccess) error = LoadScatterKernels();
   if (error == cudaSuccess) error = LoadStampKernels();
@@ -155,16 +174,20 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
                            staging.ticket,
                            staging.ticket_out,
                            staging.handle_out};
-  const FetchIds asked{rows,
-                       own.slots,
-                       request.call.gpu.shard,
-                       {own.slot, own.anchor, own.length, request.call.shard},
-                       request.call.generation,
-                       request.stamp,
-                       ids(here(0)),
-                       {ids(there(1)), ids(there(2)), ids(there(3)), ids(there(4))},
-                       stamps(there(5)),
-                       stamps(there(6))};
+  const std::vector<GpuShard> shards = request.call.gpu.shards;
+  FetchIds asked{rows,
+                 own.slots,
+                 static_cast<int32_t>(shards.size()),
+                 {},
+                 {},
+                 {own.slot, own.anchor, own.length, request.call.shard},
+                 request.call.generation,
+                 ids(here(0)),
+                 {ids(there(1)), ids(there(2)), ids(there(3)), ids(there(4))},
+                 stamps(there(5)),
+                 stamps(there(6)),
+                 stamps(there(7))};
+  for (size_t i = 0; i < shards.size(); ++i) asked.shard[i] = shards[i].shard, asked.stamp[i] = shards[i].stamp;
   error = LaunchStagingStart(start, stream);
   if (error == cudaSuccess) error = LaunchFetchIds(asked, stream);
   if (error == cudaSuccess) error = cudaEventRecord(entry.copied, stream);
@@ -176,7 +199,7 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
   call.gather.slot = asked.id_out[0], call.gather.anchor = asked.id_out[1], call.gather.length = asked.id_out[2];
   call.shard = asked.id_out[3];
   if (call.generation != nullptr) call.generation = asked.generation_out;
-  call.gpu.before = asked.before, call.gpu.after = stamps(there(7)), call.gpu.take = there(8);
+  call.gpu.before = asked.before, call.gpu.after = asked.after, call.gpu.take = there(8);
   std::vector<uint8_t*> places;
   for (const int64_t offset : data.offset) places.push_back(brought + offset);
   PlaceParts(call, places);
@@ -196,8 +219,9 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
 
   own.slot = ids(here(0)), own.anchor = ids(here(1)), own.length = ids(here(2));
   PlaceParts(own, entry.memory, data);
-  error = LaunchGather(own, {kBlocks, nullptr, nullptr, nullptr}, entry.stream);
-  if (error == cudaSuccess) error = LaunchFetchStamps(own.slot, rows, request.stamp, stamps(there(7)), entry.stream);
+  if (shards.size() > 1) error = JoinShards(shards, stamps(here(6)), &own, entry.stream);
+  if (error == cudaSuccess) error = LaunchGather(own, {kBlocks, nullptr, nullptr, nullptr}, entry.stream);
+  if (error == cudaSuccess) error = LaunchFetchStamps(asked, entry.stream);
   if (error == cudaSuccess) error = LaunchFlightsFinished(tables, entry.stream);
   if (error == cudaSuccess) error = LaunchFlightsStarted(tables, stream);
   if (error == cudaSuccess) error = EnqueueHostWait(stamps(there(0)), number, entry.stream);

@@ -29,8 +29,7 @@ struct StagingRequest {
 
 // A remote fetch by a GPU: what it asks for, as the device has it, and who answers.
 struct FetchRequest {
-  FetchCall call;                   // `gpu.shard` is set; where results go is not
-  const uint32_t* stamp = nullptr;  // [slots], of that shard
+  FetchCall call;  // `gpu.shards` are set, kGpuShards at most; where results go is not
   std::shared_ptr<transport::Reader> reader;
   RdmaCounters* counters = nullptr;
   std::function<void(const Fetch&)> ended;  // on a thread of CUDA's, when all rows are there or lost

@@ -24,17 +24,18 @@ __global__ void IdsKernel(const __grid_constant__ FetchIds ids) {
   for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; row < ids.rows; row += step) {
     const int32_t own = OwnSlot(ids, row);
     ids.own_slot[row] = own;
-    ids.before[row] = own < 0 ? 0 : LoadOfHost(ids.stamp + own);
+    ids.before[row] = own < 0 ? 0 : LoadOfHost(OwnStamp(ids, own));
 #pragma unroll
     for (int i = 0; i < 4; ++i) ids.id_out[i][row] = ids.id[i][row];
     if (ids.generation != nullptr) ids.generation_out[row] = ids.generation[row];
   }
 }
 
-__global__ void StampsKernel(const int32_t* own_slot, int64_t rows, const uint32_t* stamp, uint32_t* after) {
+__global__ void StampsKernel(const __grid_constant__ FetchIds ids) {
   const int64_t step = gridDim.x * static_cast<int64_t>(blockDim.x);
-  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; row < rows; row += step) {
-    after[row] = own_slot[row] < 0 ? 0 : LoadOfHost(stamp + own_slot[row]);
+  for (int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; row < ids.rows; row += step) {
+    const int32_t own = ids.own_slot[row];
+    ids.after[row] = own < 0 ? 0 : LoadOfHost(OwnStamp(ids, own));
   }
 }
 
@@ -74,9 +75,8 @@ cudaError_t LaunchFetchIds(const FetchIds& ids, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LaunchFetchStamps(const int32_t* own_slot, int64_t rows, const uint32_t* stamp, uint32_t* after,
-                              cudaStream_t stream) {
-  StampsKernel<<<RowBlocks(rows), kRowThreads, 0, stream>>>(own_slot, rows, stamp, after);
+cudaError_t LaunchFetchStamps(const FetchIds& ids, cudaStream_t stream) {
+  StampsKernel<<<RowBlocks(ids.rows), kRowThreads, 0, stream>>>(ids);
   return cudaGetLastError();
 }
 

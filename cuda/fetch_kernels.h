@@ -14,9 +14,8 @@ namespace gear_jax {
 // Hands the rows' numbers to the host, with the stamps of those that this GPU gathers.
 cudaError_t LaunchFetchIds(const FetchIds& ids, cudaStream_t stream);
 
-// The stamps of the same rows once more, when their bytes have been read.
-cudaError_t LaunchFetchStamps(const int32_t* own_slot, int64_t rows, const uint32_t* stamp, uint32_t* after,
-                              cudaStream_t stream);
+// The stamps of the same rows once more, when their bytes have been read. The rows' own numbers may be gone by then.
+cudaError_t LaunchFetchStamps(const FetchIds& ids, cudaStream_t stream);
 
 // Copies the rows that `take` (uint8[rows], the device's) says, of all parts.
 cudaError_t LaunchFetchRows(const std::vector<TakenPart>& parts, const uint8_t* take, int64_t rows, int blocks,

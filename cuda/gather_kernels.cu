@@ -3,6 +3,7 @@
 
 #include "cuda/gather_device.h"
 #include "cuda/gather_kernels.h"
+#include "cuda/load_kernels.h"
 #include "cuda/warp_copy.cuh"
 
 namespace gear_jax {
@@ -244,6 +245,14 @@ cudaError_t LaunchGather(const GatherCall& call, const GatherLaunch& launch, cud
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
+}
+
+cudaError_t LoadGatherKernels() {
+  constexpr Columns kSharded = Columns::kSharded;
+  return LoadKernels({reinterpret_cast<const void*>(GatherKernel<true, kThreads, 1>),
+                      reinterpret_cast<const void*>(GatherKernel<false, kThreads, 1>),
+                      reinterpret_cast<const void*>(GatherKernel<true, kThreads, 1, kSharded>),
+                      reinterpret_cast<const void*>(GatherKernel<false, kThreads, 1, kSharded>)});
 }
 
 }  // namespace gear_jax

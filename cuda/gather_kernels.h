@@ -26,6 +26,10 @@ struct GatherLaunch {
 // 31 columns and masks; neither allocates nor waits. At most kMostShards shards.
 cudaError_t LaunchGather(const GatherCall& call, const GatherLaunch& launch, cudaStream_t stream);
 
+// Loads the kernels for `blocks` that are given, but for those of addressed columns, on the current device, for
+// launches behind a stream that waits (load_kernels.h).
+cudaError_t LoadGatherKernels();
+
 }  // namespace gear_jax
 
 #endif  // GEAR_JAX_CUDA_GATHER_KERNELS_H_

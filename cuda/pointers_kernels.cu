@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/load_kernels.h"
 #include "cuda/pointers_kernels.h"
 #include "ffi/pointers.h"
 
@@ -53,5 +54,7 @@ cudaError_t LaunchPointers(const std::vector<const void*>& pointers, uint32_t* o
   }
   return cudaSuccess;
 }
+
+cudaError_t LoadPointersKernels() { return LoadKernels({reinterpret_cast<const void*>(PointersKernel)}); }
 
 }  // namespace gear_jax

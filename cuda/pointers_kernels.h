@@ -21,6 +21,9 @@ cudaError_t IsReadByAll(const void* pointer, bool* is);
 cudaError_t LaunchPointers(const std::vector<const void*>& pointers, uint32_t* out, const int32_t* ticket,
                            int32_t* ticket_out, cudaStream_t stream);
 
+// Loads this kernel on the current device, for launches behind a stream that waits (load_kernels.h).
+cudaError_t LoadPointersKernels();
+
 }  // namespace gear_jax
 
 #endif  // GEAR_JAX_CUDA_POINTERS_KERNELS_H_

@@ -1,6 +1,7 @@
 // rdma_read and rdma_fetch on CUDA. All is enqueued; no thread waits for a peer.
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "cuda/device_read.h"
+#include "cuda/fetch_device.h"
+#include "cuda/pointers_kernels.h"
 #include "ffi/gather_cuda.h"
 #include "ffi/gather_start_call.h"
 #include "ffi/handlers.h"
@@ -113,15 +116,41 @@ ffi::Error CheckRowsOnHost(FetchCall call, cudaStream_t stream) {
   return CheckRdmaRows(call);
 }
 
-// The shard whose tables are this device's operands; the number behind the last shard, if none is.
-int32_t OwnShard(const RdmaFetchOperands& read) {
-  const auto columns = static_cast<int32_t>(read.call.gather.columns.size());
-  const auto shards = static_cast<int32_t>(read.call.shards.size());
-  for (int32_t d = 0; d < shards; ++d) {
-    const RdmaShard& shard = read.call.shards[d];
-    if (shard.peer == read.reader->self() && read.reader->OwnRegion(shard.region + columns) == read.stamp) return d;
+// A shard of this process, from its regions.
+GpuShard OwnShard(const RdmaFetchOperands& read, int32_t d) {
+  const size_t columns = read.call.gather.columns.size();
+  const int32_t first = read.call.shards[d].region;
+  GpuShard own{d, {}, static_cast<const uint32_t*>(read.reader->OwnRegion(first + static_cast<int32_t>(columns)))};
+  for (size_t k = 0; k < columns; ++k) {
+    own.tables.push_back(static_cast<const uint8_t*>(read.reader->OwnRegion(first + static_cast<int32_t>(k))));
   }
-  return shards;
+  return own;
+}
+
+// Whether every GPU of the process reads a shard where it is, and a gather of several takes it for one of them.
+bool GpusRead(const GpuShard& shard) {
+  const auto is = [](const void* at, int64_t multiple) {
+    bool read = false;
+    const bool asked = reinterpret_cast<uintptr_t>(at) % multiple == 0 && IsReadByAll(at, &read) == cudaSuccess;
+    return asked && read;
+  };
+  return is(shard.stamp, 1) && std::all_of(shard.tables.begin(), shard.tables.end(),
+                                           [&](const void* at) { return is(at, kPointerAlignment); });
+}
+
+// The shards of this process that this device gathers rows of: that of its own operands, and those of other GPUs, if
+// all of them can be read as one.
+std::vector<GpuShard> OwnShards(const RdmaFetchOperands& read) {
+  std::vector<GpuShard> own, others;
+  for (size_t d = 0; d < read.call.shards.size(); ++d) {
+    if (read.call.shards[d].peer != read.reader->self()) continue;
+    GpuShard shard = OwnShard(read, static_cast<int32_t>(d));
+    (shard.stamp == read.stamp ? own : others).push_back(std::move(shard));
+  }
+  own.resize(std::min<size_t>(own.size(), 1));  // tables of no bytes are all alike
+  if (own.empty() || others.size() >= kGpuShards || !GpusRead(own[0])) return own;
+  std::copy_if(others.begin(), others.end(), std::back_inserter(own), GpusRead);
+  return own;
 }
 
 // What both kinds of fetch begin with: the checks, and what is to be asked for.
@@ -130,9 +159,8 @@ ffi::Error ReadFetch(RdmaFetchOperands& read, const RdmaAttributes& rdma, bool c
   ffi::Error error = CheckKnownLosses("rdma_fetch", rdma.session, read.reader, read.call.shards, rdma.error_on_loss);
   if (error.success() && checks) error = CheckRowsOnHost(read.call, stream);
   if (error.failure()) return error;
-  read.call.gpu.shard = OwnShard(read);
+  read.call.gpu.shards = OwnShards(read);
   fetch->call = std::move(read.call);
-  fetch->stamp = read.stamp;
   fetch->ended = NoteLosses<Fetch>(rdma.session, read.reader, rdma.error_on_loss);
   fetch->reader = std::move(read.reader);
   fetch->counters = &CurrentRdmaHost().counters(rdma.session);

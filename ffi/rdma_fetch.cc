@@ -93,6 +93,9 @@ void Fetch::Prepare(int64_t threads) {
     }
   }
 
+  on_gpu_.assign(call_.shards.size(), false);
+  for (const GpuShard& shard : call_.gpu.shards) on_gpu_[shard.shard] = true;
+
   rows_.assign(gather.rows, Row::kNone);
   before_.assign(gather.rows, 0);
   after_.assign(gather.rows, 0);
@@ -108,7 +111,7 @@ void Fetch::Prepare(int64_t threads) {
   bytes_ = row_bytes * gather.rows;
   for (const GatherColumn& c : gather.columns) {
     const int64_t bytes = gather.rows * c.window.length * c.step_bytes;
-    if (bytes >= (4 << 20) && call_.gpu.shard < 0) AdviseHugePages(c.out, bytes);
+    if (bytes >= (4 << 20) && call_.gpu.take == nullptr) AdviseHugePages(c.out, bytes);
   }
   const int64_t step = std::max<int64_t>(1, TaskBytes(bytes_, threads) / std::max<int64_t>(1, row_bytes));
   tasks_.clear();
@@ -146,7 +149,7 @@ void Fetch::Part() {
 void Fetch::FillRow(int64_t row) {
   const GatherCall& gather = call_.gather;
   const bool inside = Inside(row);
-  if (call_.gpu.shard >= 0 && (!inside || OnGpu(row))) return;
+  if (call_.gpu.take != nullptr && (!inside || OnGpu(row))) return;
   for (const GatherMask& mask : gather.masks) {
     const int64_t width = mask.window.length;
     if (width == 0) continue;
@@ -311,7 +314,7 @@ void Fetch::Finish() {
     const Row state = rows_[row];
     const bool whole = state == Row::kWhole;
     call_.valid[row] = whole;
-    if (gpu.shard >= 0) gpu.take[row] = state != Row::kNone && !(on_gpu && whole);
+    if (gpu.take != nullptr) gpu.take[row] = state != Row::kNone && !(on_gpu && whole);
     if (whole || state == Row::kNone) continue;
     PadRow(row);
     if (state == Row::kTorn) ++counters_->torn;

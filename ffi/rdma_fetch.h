@@ -37,15 +37,21 @@ struct RdmaCounters {
 // The counters of a reader, by its number; there from the first call on. Thread-safe.
 RdmaCounters& RdmaCountersOf(int64_t reader);
 
-// Of a fetch by a GPU: its kernels gather the rows of one shard, `shard`, whose tables they can read where they are.
-// They bring the stamps of these rows from before and after their bytes were read. The fetch gets all others into the
-// host memory that the call's results are in then, and `take` says which rows of it count: the others are the kernels'
-// own.
+// A shard of this process whose tables a GPU can read where they are.
+struct GpuShard {
+  int32_t shard;
+  std::vector<const uint8_t*> tables;  // of each column
+  const uint32_t* stamp;               // [slots]
+};
+
+// Of a fetch by a GPU: its kernels gather the rows of some shards. They bring the stamps of these rows from before and
+// after their bytes were read. The fetch gets all others into the host memory that the call's results are in then, and
+// `take` says which rows of it count: the others are the kernels' own.
 struct GpuRows {
-  int32_t shard = -1;                // -1: no GPU
+  std::vector<GpuShard> shards;
   const uint32_t* before = nullptr;  // [rows]
   const uint32_t* after = nullptr;   // [rows]
-  uint8_t* take = nullptr;           // [rows], 0 or 1
+  uint8_t* take = nullptr;           // [rows], 0 or 1; null: no GPU
 };
 
 // Row b shows steps of `gather.slot[b]` of shard[b], as a gather does of a table, if the slot's stamp is
@@ -114,7 +120,7 @@ class Fetch : public Work, public std::enable_shared_from_this<Fetch> {
   };
 
   bool Inside(int64_t row) const;
-  bool OnGpu(int64_t row) const { return call_.shard[row] == call_.gpu.shard && Inside(row); }
+  bool OnGpu(int64_t row) const { return Inside(row) && on_gpu_[call_.shard[row]]; }
   const uint8_t* OwnTable(int64_t row, size_t column) const;
   Row Judge(int64_t row, uint32_t stamp) const;
   Row JudgeAfter(int64_t row, uint32_t stamp) const;
@@ -135,6 +141,7 @@ class Fetch : public Work, public std::enable_shared_from_this<Fetch> {
   std::vector<Row> rows_;
   std::vector<uint32_t> before_, after_;  // stamps, by row
   std::vector<const uint8_t*> own_;       // [shards, columns + 1], this process's own regions
+  std::vector<bool> on_gpu_;              // [shards]
   std::vector<int32_t> remote_;           // rows that travel
   // Of the round under way; touched by one thread at a time, the one that the reader answers on.
   std::vector<int32_t> round_, again_;

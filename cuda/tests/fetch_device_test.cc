@@ -11,13 +11,23 @@
 namespace gear_jax {
 namespace {
 
-TEST(OwnSlot, IsThatOfRowsOfTheGpusShard) {
-  const std::vector<int32_t> slot{0, 4, 5, -1, 2, 2, 2}, shard{1, 1, 1, 1, 0, -1, 2};
+TEST(OwnSlot, IsThatOfRowsOfTheGpusShards) {
+  const std::vector<int32_t> slot{0, 4, 5, -1, 2, 2, 2, 0, 4}, shard{1, 1, 1, 1, 0, -1, 2, 3, 3};
+  const std::vector<uint32_t> first(5), second(5);
   FetchIds ids;
-  ids.rows = 7, ids.slots = 5, ids.gpu_shard = 1;
+  ids.rows = 9, ids.slots = 5;
   ids.id[0] = slot.data(), ids.id[3] = shard.data();
-  const std::vector<int32_t> wanted{0, 4, -1, -1, -1, -1, -1};
-  for (int64_t row = 0; row < 7; ++row) EXPECT_EQ(OwnSlot(ids, row), wanted[row]) << row;
+  ids.shard[0] = 1, ids.shard[1] = 3;
+  ids.stamp[0] = first.data(), ids.stamp[1] = second.data();
+  const std::vector<int32_t> wanted{0, 4, -1, -1, -1, -1, -1, 5, 9};
+  for (const int32_t shards : {0, 1, 2}) {
+    ids.shards = shards;
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      EXPECT_EQ(OwnSlot(ids, row), wanted[row] < 5 * shards ? wanted[row] : -1) << row;
+    }
+  }
+  EXPECT_EQ(OwnStamp(ids, 4), first.data() + 4);
+  EXPECT_EQ(OwnStamp(ids, 5), second.data());
 }
 
 // Every byte of the rows that are taken is written once, and no other.

@@ -30,12 +30,13 @@ constexpr int64_t kSlots = 6, kSteps = 8;
 constexpr int64_t kWidths[] = {3, 1200};
 constexpr uint32_t kGeneration = 5;
 
-// Shards of peers 0, 1 and 2; peer 1 is this process, and its shard lies in page-locked memory.
+// Shards of peers 0, 1, 2 and 1; peer 1 is this process, and its shards lie in page-locked memory. The GPU's own is the
+// first of them.
 class FetchKernels : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!HasDevice()) GTEST_SKIP() << "needs a GPU";
-    for (int d = 0; d < 3; ++d) {
+    for (int d = 0; d < 4; ++d) {
       tables_.emplace_back();
       for (const int64_t width : kWidths) {
         Bytes content(kSlots * kSteps * width);
@@ -46,24 +47,33 @@ class FetchKernels : public ::testing::Test {
     }
     stamps_[1][4] += 1;  // being written
     stamps_[2][3] += 4;  // of a later trajectory
-    for (size_t k = 0; k < 2; ++k) own_.push_back(std::make_unique<DeviceArray<uint8_t>>(tables_[1][k], true));
+    stamps_[3][0] += 1;
+    for (size_t k = 0; k < 2; ++k) {
+      own_.push_back(std::make_unique<DeviceArray<uint8_t>>(tables_[1][k], true));
+      other_.push_back(std::make_unique<DeviceArray<uint8_t>>(tables_[3][k], true));
+    }
     own_stamp_ = std::make_unique<DeviceArray<uint32_t>>(stamps_[1], true);
+    other_stamp_ = std::make_unique<DeviceArray<uint32_t>>(stamps_[3], true);
     Expose(1);
     cudaError_t error;
     staging_ = DeviceStaging::Current(&error);
     ASSERT_CUDA(error);
     ASSERT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));  // as XLA's are
   }
+  const uint8_t* Table(int d, int k) const {
+    return d == 1 ? own_[k]->data() : d == 3 ? other_[k]->data() : tables_[d][k].data();
+  }
+  const uint32_t* Stamp(int d) const {
+    return d == 1 ? own_stamp_->data() : d == 3 ? other_stamp_->data() : stamps_[d].data();
+  }
   // The table has the two columns so often.
   void Expose(int copies) {
     copies_ = copies;
     std::vector<std::vector<MemoryRegion>> regions(3);
-    for (int d = 0; d < 3; ++d) {
-      for (int k = 0; k < 2 * copies; ++k) {
-        const uint8_t* const at = d == 1 ? own_[k % 2]->data() : tables_[d][k % 2].data();
-        regions[d].push_back({at, tables_[d][k % 2].size()});
-      }
-      regions[d].push_back({d == 1 ? own_stamp_->data() : stamps_[d].data(), kSlots * sizeof(uint32_t)});
+    for (int d = 0; d < 4; ++d) {
+      std::vector<MemoryRegion>& of_peer = regions[d == 3 ? 1 : d];
+      for (int k = 0; k < 2 * copies; ++k) of_peer.push_back({Table(d, k % 2), tables_[d][k % 2].size()});
+      of_peer.push_back({Stamp(d), kSlots * sizeof(uint32_t)});
     }
     reader_ = std::make_shared<FakeReader>(1, std::move(regions));
   }
@@ -105,7 +115,7 @@ class FetchKernels : public ::testing::Test {
     }
     call.shard = batch.shard.data();
     call.generation = any ? nullptr : batch.generation.data();
-    call.shards = {{0, 0}, {1, 0}, {2, 0}};
+    call.shards = {{0, 0}, {1, 0}, {2, 0}, {1, 2 * copies_ + 1}};
     call.tries = 3;
     return call;
   }
@@ -115,7 +125,7 @@ class FetchKernels : public ::testing::Test {
     auto batch = std::make_unique<Batch>();
     for (int64_t i = 0; i < rows; ++i) {
       batch->slot.push_back(static_cast<int32_t>(rng_() % (kSlots + 2)) - 1);
-      batch->shard.push_back(static_cast<int32_t>(rng_() % 5) - 1);
+      batch->shard.push_back(static_cast<int32_t>(rng_() % 6) - 1);
       batch->anchor.push_back(static_cast<int32_t>(rng_() % 12) - 2);
       batch->length.push_back(static_cast<int32_t>(rng_() % 10));
       batch->generation.push_back(kGeneration);
@@ -158,8 +168,11 @@ class FetchKernels : public ::testing::Test {
     gather.slot = batch.ids[0]->data(), gather.anchor = batch.ids[1]->data(), gather.length = batch.ids[2]->data();
     request.call.shard = batch.ids[3]->data();
     if (!any) request.call.generation = batch.generations->data();
-    request.call.gpu.shard = 1;
-    request.stamp = own_stamp_->data();
+    for (const int d : gpu_shards_) {
+      GpuShard shard{d, {}, Stamp(d)};
+      for (int k = 0; k < 2 * copies_; ++k) shard.tables.push_back(Table(d, k % 2));
+      request.call.gpu.shards.push_back(std::move(shard));
+    }
     request.reader = reader_;
     request.counters = &counters_;
     request.ended = [this](const Fetch&) { ++ended_; };
@@ -191,10 +204,11 @@ class FetchKernels : public ::testing::Test {
 
   std::mt19937 rng_{3};
   int copies_ = 0;
+  Ints gpu_shards_{1};
   std::vector<std::vector<Bytes>> tables_;
   std::vector<Words> stamps_;
-  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> own_;
-  std::unique_ptr<DeviceArray<uint32_t>> own_stamp_;
+  std::vector<std::unique_ptr<DeviceArray<uint8_t>>> own_, other_;
+  std::unique_ptr<DeviceArray<uint32_t>> own_stamp_, other_stamp_;
   std::shared_ptr<FakeReader> reader_;
   DeviceStaging* staging_ = nullptr;
   cudaStream_t stream_ = nullptr;
@@ -202,17 +216,22 @@ class FetchKernels : public ::testing::Test {
   std::atomic<int> ended_{0};
 };
 
+// The rows of another GPU's shard come by the host, or are gathered as the own ones.
 TEST_F(FetchKernels, MatchTheCpu) {
-  for (const bool any : {false, true}) {
-    for (const int64_t rows : {0, 1, 7, 300}) {
-      SCOPED_TRACE(rows);
-      auto batch = MakeBatch(rows, any);
-      Start(*batch, any);
-      EXPECT_TRUE(Done(*batch));
-      Check(*batch);
+  for (const Ints& shards : {Ints{}, Ints{1}, Ints{1, 3}, Ints{3, 1}}) {
+    SCOPED_TRACE(shards.size());
+    gpu_shards_ = shards;
+    for (const bool any : {false, true}) {
+      for (const int64_t rows : {0, 1, 7, 300}) {
+        SCOPED_TRACE(rows);
+        auto batch = MakeBatch(rows, any);
+        Start(*batch, any);
+        EXPECT_TRUE(Done(*batch));
+        Check(*batch);
+      }
     }
   }
-  EXPECT_EQ(ended_, 8);
+  EXPECT_EQ(ended_, 32);
 }
 
 TEST_F(FetchKernels, ALostPeersRowsArePadding) {
@@ -278,10 +297,13 @@ TEST_F(FetchKernels, StartAndEndInOne) {
 
 TEST_F(FetchKernels, MorePartsThanALaunchTakes) {
   Expose(9);  // 18 columns, their masks, which rows are valid
-  auto batch = MakeBatch(40, false);
-  Start(*batch, false);
-  EXPECT_TRUE(Done(*batch));
-  Check(*batch);
+  for (const Ints& shards : {Ints{1}, Ints{1, 3}}) {
+    gpu_shards_ = shards;
+    auto batch = MakeBatch(40, false);
+    Start(*batch, false);
+    EXPECT_TRUE(Done(*batch));
+    Check(*batch);
+  }
 }
 
 TEST_F(FetchKernels, ABatchThatGrowsTakesTheMemoryOfOneInFlight) {
@@ -312,7 +334,7 @@ TEST_F(FetchKernels, AReaderThatIsClosedEndsTheWait) {
   EXPECT_TRUE(Done(*batch));
   const Bytes valid = batch->out.back()->Content();
   for (size_t row = 0; row < valid.size(); ++row) {
-    EXPECT_LE(valid[row], batch->shard[row] == 1) << row;
+    EXPECT_LE(valid[row], batch->shard[row] % 2 == 1) << row;
   }
 }
 

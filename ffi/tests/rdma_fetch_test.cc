@@ -382,7 +382,7 @@ TEST(Fetch, AGpuGathersTheRowsOfItsShard) {
     gather.Drain();
 
     call = run.Call();
-    call.gpu = {on_gpu, before.data(), after.data(), take.data()};
+    call.gpu = {{{on_gpu, {}, nullptr}}, before.data(), after.data(), take.data()};
     auto reader = Fake(tables);
     reader->on_piece = [&](const Piece& piece) {
       EXPECT_NE(piece.peer, on_gpu);
