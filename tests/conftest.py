@@ -8,6 +8,7 @@ worker compiles the same program once. `XLA_FLAGS=--xla_backend_optimization_lev
 
 import faulthandler
 import gc
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -136,6 +137,15 @@ def _mappings():
 def memory(request):
     """Each kind of memory that columns can lie in; on a CPU both are the same memory, and the programs differ."""
     return request.param
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """A `.device` that stands for a GPU, and the `.calls` of its `.cuda` and `.cupy`; `lose_cupy()` removes that."""
+    spec = importlib.util.spec_from_file_location("fake_gpu", pathlib.Path(__file__).with_name("fake_gpu.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield from module.gpu(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

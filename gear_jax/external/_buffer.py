@@ -187,10 +187,11 @@ class External:
 
 
 class _View:
-    """Kept by every array over page-locked memory: while it is there, the memory must be."""
+    """Kept by every array over the memory: while it is there, the memory must be, and stay page-locked."""
 
-    def __init__(self, memory: "_Memory"):
-        self.memory = memory
+    def __init__(self, table: np.ndarray):
+        self._table = table
+        self.__array_interface__ = table.__array_interface__  # NumPy's array over this keeps it
 
 
 class _Memory:
@@ -211,11 +212,14 @@ class _Memory:
         return self.registrations[0]
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype, device: Any) -> jax.Array:
+        view, on_gpu = _View(self._table), device.platform == "gpu"
         with jax.ensure_compile_time_eval():
-            if device.platform == "gpu":
-                return self._gpu_array(shape, dtype, device.local_hardware_id)
-            array = jax.device_put(self._table.view(dtype).reshape(shape), device, may_alias=True)
-        if array.nbytes and array.unsafe_buffer_pointer() != self.pointer:
+            if on_gpu:
+                array = self._gpu_array(shape, dtype, view, device.local_hardware_id)
+            else:
+                array = jax.device_put(np.asarray(view).view(dtype).reshape(shape), device, may_alias=True)
+        self._view = weakref.ref(view)  # not where that failed: the traceback may hold it
+        if not on_gpu and array.nbytes and array.unsafe_buffer_pointer() != self.pointer:
             array.delete()
             raise value_error(
                 "External.array", got=f"memory that begins at {self.pointer % _XLA_ALIGNMENT} modulo {_XLA_ALIGNMENT}",
@@ -224,9 +228,7 @@ class _Memory:
             )  # fmt: skip
         return array
 
-    def _gpu_array(self, shape: tuple[int, ...], dtype: np.dtype, device: int) -> jax.Array:
-        view = _View(self)
-        self._view = weakref.ref(view)
+    def _gpu_array(self, shape: tuple[int, ...], dtype: np.dtype, view: _View, device: int) -> jax.Array:
         try:
             return jax.dlpack.from_dlpack(_cupy.array(self.pointer, shape, dtype, view, device))
         except (BufferError, TypeError, ValueError) as e:
@@ -238,18 +240,20 @@ class _Memory:
 
     def wait_for_views(self) -> None:
         """Until JAX has let go of the arrays that are deleted: with a garbage collection, or on a thread of XLA's."""
-        gc.collect()
+        for generation in (0, 2):  # any will do, unless a cycle holds an array; a full one takes long
+            if self._viewed():
+                gc.collect(generation)
         end = time.monotonic() + _PATIENCE
-        while self._viewed() and time.monotonic() < end:
+        while self._lock is not None and self._viewed() and time.monotonic() < end:
             time.sleep(_PAUSE)
 
     def _viewed(self) -> bool:
         return self._view is not None and self._view() is not None
 
     def free(self) -> bool:
-        if self._viewed():
-            return False
         if self._lock is not None:
+            if self._viewed():
+                return False
             self._lock.release()
         self._buffer = self._table = None
         return True

@@ -144,6 +144,21 @@ class TestFromBuffer:
             with external.from_buffer(column, TABLE, dtype) as table:
                 check(table.addresses(), column)
 
+    def test_arrays_of_every_dtype(self):
+        rng = np.random.default_rng(0)
+        for dtype in map(dtype_of, DTYPES):
+            column = random_values(rng, TABLE, dtype)
+            memory = aligned(column.nbytes)
+            memory[:] = column.reshape(-1).view(np.uint8)
+            with external.from_buffer(memory, TABLE, dtype) as table:
+                if jax.default_backend() == "gpu" and dtype.isbuiltin != 1:  # those of ml_dtypes, which CuPy lacks
+                    with pytest.raises(TypeError, match=rf"External.array: got dtype {dtype}"):
+                        table.array  # noqa: B018
+                    continue
+                assert_same_bits(table.array, column)
+                assert table.array.unsafe_buffer_pointer() == memory.ctypes.data
+                assert table.array.format.layout.major_to_minor == (0, 1, 2)
+
     def test_several_tables_of_one_buffer(self):
         columns = random_values(np.random.default_rng(0), (3, *TABLE), np.float32)
         with shared(columns.nbytes) as memory:
@@ -178,6 +193,19 @@ class TestFromBuffer:
             assert table.array.tolist() == [0] * 4
             with pytest.raises(ValueError, match=r"External.addresses: got shape \(4,\), wanted at least \[P, S, T\]"):
                 table.addresses()
+
+    @pytest.mark.cpu
+    def test_what_views_the_array_keeps_the_buffer(self):
+        memory = mmap.mmap(-1, mmap.PAGESIZE)
+        table = external.from_buffer(memory, TABLE, np.float32)
+        view, gone = np.asarray(table.array), weakref.ref(memory)
+        table.close()
+        del memory
+        gc.collect()
+        assert gone() is not None and (view == 0).all()
+        del view
+        gc.collect()
+        assert gone() is None
 
     @pytest.mark.cpu
     def test_a_donated_array_is_copied(self):
@@ -289,6 +317,18 @@ class TestClose:
             memory[:] = 0
             assert (got == 1).all()
             memory[:] = 1
+
+    @pytest.mark.cpu
+    def test_it_collects_no_more_garbage_than_it_must(self, monkeypatch):
+        collected, collect = [], gc.collect
+        monkeypatch.setattr(gc, "collect", lambda generation=2: (collected.append(generation), collect(generation)))
+        table = self.open()
+        table.close()
+        assert collected == []
+        table = self.open()
+        jax.block_until_ready(table.array + 1)
+        table.close()
+        assert set(collected) <= {0}  # a full collection takes long where there are many objects
 
     def test_threads_may_close_it_together(self):
         table = self.open()

@@ -1,19 +1,15 @@
 """What `gear_jax.external` asks of CUDA and CuPy, for which others stand in here. test_buffer.py on a GPU asks them."""
 
-import contextlib
 import gc
-import importlib
 import mmap
-import sys
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gear_jax import _native, external, ops
-from gear_jax.external import _page_lock, _registration
+from gear_jax import external, ops
+from gear_jax.external import _registration
 
 pytestmark = pytest.mark.cpu
 TABLE = (2, 3, 7)
@@ -25,91 +21,9 @@ def aligned(nbytes):
     return memory[start : start + nbytes]
 
 
-class FakeCuda:
-    """Stands for the CUDA library."""
-
-    def __init__(self):
-        self.calls = []
-        self.error = None
-
-    def register_memory(self, words, pointer, nbytes, devices):
-        self.calls.append(("register", pointer, nbytes, devices))
-        if self.error:
-            raise RuntimeError(self.error)
-
-    def unregister_memory(self, words):
-        self.calls.append(("unregister", len(words)))
-
-    def take_address_fault(self):
-        return ""
-
-
-class FakeCupy(types.ModuleType):
-    """Stands for CuPy: its arrays are NumPy's."""
-
-    def __init__(self, calls):
-        super().__init__("cupy")
-        self.calls, self.locked, self.refuses = calls, set(), None
-        self.others = ()  # memory that somebody else has locked
-
-        class CUDARuntimeError(RuntimeError):
-            def __init__(self, status):
-                self.status = status
-                super().__init__(f"cudaError {status}")
-
-        runtime = types.SimpleNamespace(
-            CUDARuntimeError=CUDARuntimeError,
-            hostRegister=self.register,
-            hostUnregister=self.unregister,
-            pointerGetAttributes=lambda p: types.SimpleNamespace(
-                type=int(any(b <= p < e for b, e in self.others)), devicePointer=p
-            ),
-        )
-        self.cuda = types.SimpleNamespace(
-            runtime=runtime,
-            Device=lambda number: contextlib.nullcontext(),
-            UnownedMemory=lambda pointer, nbytes, owner, device: (pointer, nbytes, owner),
-            MemoryPointer=lambda memory, offset: memory,
-        )
-
-    def register(self, pointer, nbytes, flags):
-        self.calls.append(("lock", pointer, nbytes, flags))
-        if self.refuses:
-            raise self.cuda.runtime.CUDARuntimeError(self.refuses)
-        self.locked.add(pointer)
-
-    def unregister(self, pointer):
-        self.calls.append(("unlock", pointer))
-        self.locked.remove(pointer)
-
-    def ndarray(self, shape, dtype, memory):
-        pointer, nbytes, owner = memory
-        if dtype == jnp.bfloat16:
-            raise TypeError("no such dtype")
-        interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 3}
-        base = types.SimpleNamespace(__array_interface__=interface, owner=owner)
-        return np.asarray(base).view(dtype).reshape(shape)
-
-
-class FakeGpu:
-    platform = "gpu"
-
-    def __init__(self, number=0):
-        self.local_hardware_id = number
-
-
 @pytest.fixture
-def gpu(monkeypatch):
-    """A GPU with a CUDA library and CuPy that only write down what they are asked."""
-    cuda = FakeCuda()
-    cupy = FakeCupy(cuda.calls)
-    cpu = _native.load("cpu")
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(_registration, "_module", lambda platform: cuda if platform == "CUDA" else cpu)
-    monkeypatch.setattr(_registration, "gpus", lambda platform: [0, 1] if platform == "gpu" else [])
-    yield types.SimpleNamespace(device=FakeGpu(), cuda=cuda, cupy=cupy, calls=cuda.calls)
-    external.check()
-    assert not cupy.locked and not _page_lock._locked
+def gpu(fake_gpu):
+    return fake_gpu
 
 
 class TestOnAFakeGpu:
@@ -204,6 +118,12 @@ class TestOnAFakeGpu:
                 table.array  # noqa: B018
             table.addresses()
 
+    def test_it_closes_while_the_error_of_its_array_is_on_its_way(self, gpu):
+        with pytest.raises(TypeError, match="bfloat16"):
+            with external.from_buffer(bytearray(84), TABLE, jnp.bfloat16, device=gpu.device) as table:
+                table.array  # noqa: B018
+        assert self.names(gpu) == ["lock", "unlock"]
+
     def test_the_memory_stays_locked_while_an_array_views_it(self, gpu, monkeypatch):
         monkeypatch.setattr("gear_jax.external._buffer._PATIENCE", 0.0)
         table = external.from_buffer(aligned(168), TABLE, np.float32, device=gpu.device)
@@ -229,15 +149,8 @@ class TestOnAFakeGpu:
         external.check()
         assert self.names(gpu) == ["lock", "register", "unregister", "unlock"]
 
-    def test_without_cupy(self, gpu, monkeypatch):
-        real = importlib.import_module
-
-        def fail(name, *args):
-            if name == "cupy":
-                raise ImportError("No module named 'cupy'")
-            return real(name, *args)
-
-        monkeypatch.setattr(importlib, "import_module", fail)
+    def test_without_cupy(self, gpu):
+        gpu.lose_cupy()
         with pytest.raises(ImportError, match=r"got no CuPy .*pip install cupy-cuda13x") as e:
             external.from_buffer(bytes(168), TABLE, np.float32, device=gpu.device)
         assert e.value.name == "cupy"
@@ -253,11 +166,9 @@ def test_a_gpu_needs_the_cuda_library(monkeypatch):
     assert _registration.gpus("cpu") == []
 
 
-def test_addresses_of_a_gpus_array_that_it_cannot_read(monkeypatch):
-    cuda, cpu = FakeCuda(), _native.load("cpu")
-    cuda.error = "the memory is not page-locked"
-    monkeypatch.setattr(_registration, "_module", lambda platform: cuda if platform == "CUDA" else cpu)
+def test_addresses_of_a_gpus_array_that_it_cannot_read(gpu, monkeypatch):
+    gpu.cuda.error = "the memory is not page-locked"
     monkeypatch.setattr(_registration, "gpus", lambda platform: [0])
     with pytest.raises(RuntimeError, match="not page-locked"):
         external.addresses(jnp.zeros(TABLE, jnp.float32))
-    assert cuda.calls[-1][0] == "register"
+    assert gpu.calls[-1][0] == "register"
