@@ -16,20 +16,11 @@ import numpy as np
 from jax.core import Tracer
 
 from gear_jax._errors import type_error, value_error
-from gear_jax.actors import _limited, _match, _ring, _serve, _wait
-from gear_jax.actors._errors import (
-    RingClosedError,
-    RingError,
-    RingForeignError,
-    RingMissingError,
-    core,
-    error,
-    translated,
-)
+from gear_jax.actors import _limited, _match, _ring, _serve, _views, _wait
+from gear_jax.actors._errors import RingClosedError, RingForeignError, RingMissingError, core, error, translated
 from gear_jax.actors._limiter import RateLimiter
 from gear_jax.actors._ring import Ring, open_ring
 from gear_jax.actors._rows import bucket, places
-from gear_jax.ops._place import default_device
 from gear_jax.replay import Handle, Replay, ReplayState, _statistics
 
 _RECLAIM_SECONDS = 0.25
@@ -70,19 +61,20 @@ class Ingest:
     """Takes committed trajectories out of a ring into a table: the one learner of the ring. A context manager.
 
     A call of `drain` adds all that has been committed by one `Replay.add`, which reads the ring's memory as it is: each
-    trajectory's bytes are copied once, from the actor's slot to the table's. The slots are free again after that.
+    trajectory's bytes are copied once, from the actor's slot to the table's. The slots are free again after that. For a
+    table on a GPU the ring is page-locked, through CuPy, and the GPU reads it where it is.
 
     If the learner dies, what was committed is still in the ring, and its actors wait. A new one with the same `name`
     goes on from the last drain that was complete; the table is what its checkpoint says.
 
     Args:
-      replay: the table. On a CPU, without a mesh; otherwise see `copy`.
+      replay: the table. Without a mesh; otherwise see `copy`.
       ring: a `Ring` or its name; None: the ring of the other arguments.
       actors, slots, ask, answer, rows, directory: as in `make_ring`, for a ring of this table.
       name: as in `make_ring`. If there is a ring of the name, it is taken, provided that it was made for the same
         columns, T, actors and slots, and that its learner is dead.
       copy: pick the trajectories out of the ring with NumPy, into new arrays that are then given to `add`. One more
-        copy; needed over a mesh, and where the table is on a GPU, which cannot read the ring's memory.
+        copy, on a GPU by way of its own memory; needed over a mesh, and on a GPU where the ring cannot be page-locked.
       limiter: of this table. `drain` then takes no more out of the ring than it lets in, and the actors wait once
         their slots are full; `await_sample` waits for it. None: all that is committed comes in.
 
@@ -93,7 +85,9 @@ class Ingest:
       last: the `Drained` of the last drain that found anything, or None.
 
     Raises:
-      TypeError, ValueError: for arguments that do not fit; for a table over a mesh or on a GPU without `copy`.
+      TypeError, ValueError: for arguments that do not fit; for a table over a mesh without `copy`.
+      ImportError, MemoryError, RuntimeError, TypeError: on a GPU without `copy`, if CuPy is not there, if the ring's
+        memory cannot be page-locked, and for columns of a dtype that CuPy does not have.
       RingForeignError: for a ring of other columns. RingBusyError: if the ring has a living learner.
       RingClosedError: if its learner has closed it. RingSpaceError, RingMissingError: as `make_ring`, `open_ring`.
     """
@@ -110,9 +104,10 @@ class Ingest:
         if limiter is not None:
             _limited.check(limiter, replay)
         if not copy:
-            _check_place(replay)
+            _views.check_place(replay)
+        new = False
         if ring is None:
-            ring = _own_ring(replay, actors, slots, name, ask, answer, rows, directory)
+            ring, new = _own_ring(replay, actors, slots, name, ask, answer, rows, directory)
         self.ring = open_ring(ring, directory) if isinstance(ring, str) else ring
         _match.check_columns(self.ring, replay.config)
         if self.ring.closed:
@@ -121,7 +116,15 @@ class Ingest:
             raise error(RingClosedError, "Ingest", got=got, wanted="an open one", fix=fix)
         with translated():
             self._learner = core().Learner(self.ring.held)
-        self._tree = self._values()
+        self._leave = weakref.finalize(self, self._learner.leave)
+        self._mapped = contextlib.ExitStack()
+        try:
+            if not copy:
+                self._mapped, arrays = _views.arrays(self.ring)
+                self._tree = replay.config.tree.unflatten([arrays[name] for name in replay.config.names])
+        except BaseException:
+            self.close(keep=not new)
+            raise
         self._rate = _serve.Rate(_RECLAIM_SECONDS)
         names = "drains", "drained", "refused", "steps", "questions", "rows_answered", "held_back"
         self._counts = dict.fromkeys(names, 0)
@@ -129,7 +132,6 @@ class Ingest:
         self.last: Drained | None = None
         self._observed = False
         self._taking = threading.RLock()  # a thread that serves must not `reclaim` meanwhile
-        self._leave = weakref.finalize(self, self._learner.leave)
 
     def __enter__(self) -> "Ingest":
         return self
@@ -235,8 +237,9 @@ class Ingest:
             state, handles = self._replay.add(state, self._picked(found, at, a), lengths, priorities, None, versions)
         else:
             state, handles = self._replay.add(state, self._tree, lengths, priorities, rows, versions)
-        # The slots are the actors' again when this returns, and programs run when they like.
-        jax.block_until_ready((state.length, handles))
+        # The slots are the actors' again when this returns, and programs run when they like: the columns are what has
+        # been read out of them.
+        jax.block_until_ready((state.columns, handles))
         return state, jax.tree.map(lambda x: np.asarray(x)[at], handles)
 
     def _picked(self, found: Drained, at: np.ndarray, a: int) -> Any:
@@ -321,7 +324,10 @@ class Ingest:
         if not keep:
             self.ring.held.close()
             self.ring.unlink()
-        self._leave()
+        try:
+            self._mapped.close()  # waits for programs that may read them
+        finally:
+            self._leave()
 
     def _tend(self) -> None:
         if self._rate.due():
@@ -331,13 +337,6 @@ class Ingest:
     def _check_open(self) -> None:
         if not self._leave.alive:
             raise error(RingClosedError, "Ingest", got="a closed one", wanted="an open one", fix="Make a new Ingest.")
-
-    def _values(self) -> Any:
-        if self._copy:
-            return None
-        by_name = dict(zip(self.ring.names, self.ring.columns, strict=True))
-        config = self._replay.config
-        return config.tree.unflatten([_alias(by_name[name]) for name in config.names])
 
 
 def _drained(fields: dict[str, np.ndarray]) -> Drained:
@@ -355,27 +354,8 @@ def _admitted(answer: Any, found: Drained) -> np.ndarray:
     return answer
 
 
-def _alias(array: np.ndarray) -> jax.Array:
-    """The same memory as an array of jax's."""
-    found = jax.device_put(array, default_device(), may_alias=True)
-    pointer = found.unsafe_buffer_pointer()
-    if pointer != array.ctypes.data:
-        fix = "Pass copy=True, and report it."
-        raise error(RingError, "Ingest", got="a copy of the ring from jax", wanted="its memory", fix=fix)
-    return found
-
-
-def _check_place(replay: Replay) -> None:
-    fix = "Pass copy=True: each trajectory is then copied once more, by NumPy."
-    if replay.placement is not None:
-        raise value_error("Ingest: replay", got="a table over a mesh", wanted="one on a single device", fix=fix)
-    platform = default_device().platform
-    if platform != "cpu":
-        got = f"a table on {platform}, which cannot read the ring's memory"
-        raise value_error("Ingest: replay", got=got, wanted="one on a CPU", fix=fix)
-
-
-def _own_ring(replay, actors, slots, name, ask, answer, rows, directory) -> Ring:
+def _own_ring(replay, actors, slots, name, ask, answer, rows, directory) -> tuple[Ring, bool]:
+    """The ring of the name, or a new one, and whether it is new."""
     if actors is None:
         fix = "Pass actors=8, the most at a time, or a ring."
         raise value_error("actors", got=None, wanted="an integer, 1 or more", fix=fix)
@@ -392,5 +372,5 @@ def _own_ring(replay, actors, slots, name, ask, answer, rows, directory) -> Ring
                     fix="Pass what it was made with, or another name, or remove it: open_ring(name).unlink().",
                 )  # fmt: skip
             _match.check_asked(ring, ask, answer)
-            return ring
-    return _ring.create(columns, config.steps, actors, slots, name, ask, answer, rows, directory)
+            return ring, False
+    return _ring.create(columns, config.steps, actors, slots, name, ask, answer, rows, directory), True

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gear_jax import ops
 from gear_jax.actors import ActorPool, Drained, Ingest
 from gear_jax.actors._clean import rings
 from gear_jax.replay import Replay, ReplayState, make_replay
@@ -65,7 +66,7 @@ class _Learner:
         self.last, self.number = np.full(actors, -1), 0
         self.columns = dict(zip(ingest.ring.names, ingest.ring.columns, strict=True))
         self.kept: Any = None
-        self.rows = jax.jit(lambda columns, slot: jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:])[slot], columns))
+        self.rows = jax.jit(lambda columns, slot: ops.gather(columns, slot, slot * 0, slot * 0 + actor.STEPS)[0])
         self.random = random.Random(seed)
 
     def drain(self, state: ReplayState, timeout: float) -> tuple[ReplayState, int]:

@@ -5,6 +5,7 @@ import pathlib
 import sys
 import tempfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +24,13 @@ def shm():
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gear_jax_test.") as directory:
         yield directory
         assert os.listdir(directory) == []
+
+
+@pytest.fixture
+def bridge():
+    """An `Ingest` on a GPU needs CuPy."""
+    if jax.default_backend() == "gpu":
+        pytest.importorskip("cupy")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import gear_jax as gear
 from gear_jax.actors import ActorPool, Ingest, RateLimiter, RingClosedError, Writer
 from gear_jax.selectors import Prioritized, Queue, Uniform
 
+pytestmark = pytest.mark.usefixtures("bridge")
 SECONDS = 60.0
 
 

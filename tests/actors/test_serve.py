@@ -14,7 +14,7 @@ import pytest
 import gear_jax as gear
 from gear_jax.actors import ActorPool, Ingest, RingClosedError, RingTimeoutError, Writer, make_ring
 
-pytestmark = pytest.mark.cpu
+pytestmark = pytest.mark.usefixtures("bridge")
 COLUMNS = {"x": gear.ColumnSpec((), "int32"), "actor": gear.ColumnSpec((), "int32")}
 ASK, ANSWER = {"seen": gear.ColumnSpec((2,), "float32")}, {"act": gear.ColumnSpec((), "float32")}
 

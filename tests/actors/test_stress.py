@@ -12,7 +12,7 @@ import gear_jax as gear
 from gear_jax.actors import ActorPool, make_ring
 from gear_jax.testing import actors
 
-pytestmark = pytest.mark.cpu
+pytestmark = pytest.mark.usefixtures("bridge")
 
 
 def test_actors_killed_and_stopped_at_random():
