@@ -1,6 +1,7 @@
 """The command line of `bench --ingest`."""
 
 import argparse
+import importlib.util
 import json
 import pathlib
 import signal
@@ -10,12 +11,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from gear_jax import _cuda, _native
 from gear_jax.bench import report, runner
 from gear_jax.bench.ingest import copies
 
 _SECONDS, _END_SECONDS = 300, 20
 _HERE = pathlib.Path(__file__).resolve().parent
 VARIANTS = ("trajectory", "step")
+OURS = ("gear_jax", "gear_jax GPU", "gear_jax GPU copy=True")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,9 +51,10 @@ def run(argv: Sequence[str]) -> int:
     missing = runner.missing("reverb", python)
     if missing:
         result["problems"].append(missing)
+    ours = OURS if _gpu(result["problems"]) else OURS[:1]
     for turn in range(args.rounds):
         print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
-        result["rounds"].append(_round(args, None if missing else python, result["problems"]))
+        result["rounds"].append(_round(args, ours, None if missing else python, result["problems"]))
     result["medians"] = _medians(result["rounds"])
     text = _table(result)
     print(report.as_text(text))
@@ -62,11 +66,32 @@ def run(argv: Sequence[str]) -> int:
     return 1 if any("failed" in p for p in result["problems"]) else 0
 
 
-def _round(args: argparse.Namespace, reverb: str | None, problems: list[str]) -> dict[str, Any]:
+def _gpu(problems: list[str]) -> bool:
+    """Whether there is a GPU to measure; says what is missing where one cannot be."""
+    driver = _cuda.library()
+    try:
+        if driver is None or not _cuda.devices(driver):
+            return False
+    except _cuda.DriverError as e:
+        problems.append(f"the GPU is not measured: {e}")
+        return False
+    lacking = [] if _native.load("CUDA") else ["a build with GEAR_JAX_CUDA=ON"]
+    if importlib.util.find_spec("cupy") is None:
+        lacking.append('CuPy: pip install "gear_jax[cuda]"')
+    if lacking:
+        problems.append(f"the GPU is not measured without {' and '.join(lacking)}")
+    return not lacking
+
+
+def _round(args: argparse.Namespace, ours: Sequence[str], reverb: str | None, problems: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"memcpy": copies.rates(args.seconds / 4, args.quick)}
+    if len(ours) > 1:
+        found["cudaMemcpy"] = copies.gpu_rates(args.quick)
     settings = {name: getattr(args, name) for name in ("actors", "slots", "nice", "seconds", "quick")}
-    words = [sys.executable, "-m", "gear_jax.bench.ingest.ours", json.dumps(settings)]
-    found["gear_jax"] = _process("gear_jax", words, problems)
+    for name in ours:
+        settings["copy"] = name.endswith("copy=True")
+        words = [sys.executable, "-m", "gear_jax.bench.ingest.ours", json.dumps(settings)]
+        found[name] = _process(name, words, problems)
     for variant in VARIANTS if reverb else ():
         words = [reverb, str(_HERE / "on_reverb.py"), "serve", str(args.actors), str(args.seconds), variant]
         found[f"reverb {variant}"] = _process(f"reverb {variant}", words, problems)
@@ -74,9 +99,9 @@ def _round(args: argparse.Namespace, reverb: str | None, problems: list[str]) ->
 
 
 def _process(name: str, words: list[str], problems: list[str]) -> dict[str, Any] | None:
-    engine = name.split()[0]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, env=runner._environment(engine), stdout=pipe, stderr=pipe, text=True) as process:
+    engine, pipe = name.split()[0], subprocess.PIPE
+    environment = runner._environment(engine) | ({"JAX_PLATFORMS": "cuda"} if "GPU" in name else {})
+    with subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             out, err = process.communicate(timeout=_SECONDS)
         except BaseException as e:
@@ -99,25 +124,33 @@ def _process(name: str, words: list[str], problems: list[str]) -> dict[str, Any]
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
     every: dict[str, list[float]] = {}
     for found in rounds:
-        for threads, rate in found["memcpy"].items():
-            every.setdefault(f"memcpy {threads}", []).append(rate)
+        for copy in ("memcpy", "cudaMemcpy"):
+            for which, rate in found.get(copy, {}).items():
+                every.setdefault(f"{copy} {which}", []).append(rate)
         for name, one in found.items():
-            if name != "memcpy" and one is not None:
-                every.setdefault(name, []).append(one["rate"])
-        if found["gear_jax"] is not None:
+            if name.lower().endswith("memcpy") or one is None:
+                continue
+            every.setdefault(name, []).append(one["rate"])
+            if name not in OURS:
+                continue
+            every.setdefault(f"{name} full", []).append(one["full"])
             for point in ("p50", "p99"):
-                idle, busy = found["gear_jax"][point]
+                idle, busy = one[point]
                 for what, value in (("idle", idle), ("busy", busy), ("ratio", busy / idle)):
-                    every.setdefault(f"{point} {what}", []).append(value)
+                    every.setdefault(f"{name} {point} {what}", []).append(value)
     return {name: statistics.median(values) for name, values in every.items()}
 
 
 def _table(result: dict[str, Any]) -> list[list[str]]:
     m = result["medians"]
     lines = [["ingest of S5 from actors in other processes", "figure", "target", "verdict"]]
-    for name in ("gear_jax", *(f"reverb {v}" for v in VARIANTS), "memcpy 1 thread", "memcpy 2 threads"):
+    rates = [*OURS, *(f"reverb {v}" for v in VARIANTS), "memcpy 1 thread", "memcpy 2 threads"]
+    for name in (*rates, "cudaMemcpy to the GPU", "cudaMemcpy from the GPU"):
         if name in m:
             lines.append([f"{name}, GB/s", f"{m[name] / 1e9:.2f}", "", ""])
+    for name in OURS:
+        if name in m:
+            lines.append([f"{name}, a drain of a full ring, GB/s", f"{m[f'{name} full'] / 1e9:.2f}", "", ""])
     ours = m.get("gear_jax")
     reverb = max((m[f"reverb {v}"] for v in VARIANTS if f"reverb {v}" in m), default=None)
     if ours and reverb:
@@ -127,12 +160,17 @@ def _table(result: dict[str, Any]) -> list[list[str]]:
         if ours:
             passed = _verdict(ours >= 0.5 * copy)
             lines.append([f"gear_jax / memcpy {threads}", f"{ours / copy:.2f}", ">= 0.5", passed])
+    return [*lines, *(line for name in OURS if name in m for line in _latencies(m, name))]
+
+
+def _latencies(m: dict[str, float], name: str) -> list[list[str]]:
+    lines = []
     for point in ("p50", "p99"):
-        if f"{point} ratio" in m:
-            idle, busy, ratio = m[f"{point} idle"] * 1e3, m[f"{point} busy"] * 1e3, m[f"{point} ratio"]
-            target, verdict = ("<= 2", _verdict(ratio <= 2)) if point == "p99" else ("", "")
-            what = f"{point} of a sample of 64, with ingest / idle"
-            lines.append([what, f"{busy:.1f} / {idle:.1f} ms = {ratio:.2f}", target, verdict])
+        idle, busy, ratio = m[f"{name} {point} idle"] * 1e3, m[f"{name} {point} busy"] * 1e3, m[f"{name} {point} ratio"]
+        target, verdict = ("<= 2", _verdict(ratio <= 2)) if point == "p99" else ("", "")
+        where = name.removeprefix("gear_jax").replace(" ", ", ", 1)
+        what = f"{point} of a sample of 64, with ingest / idle{where}"
+        lines.append([what, f"{busy:.1f} / {idle:.1f} ms = {ratio:.2f}", target, verdict])
     return lines
 
 

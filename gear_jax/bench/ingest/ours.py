@@ -1,6 +1,7 @@
 """gear_jax's learner: drains a ring that actors fill at full rate, and samples. Prints a line of JSON.
 
-`python -m gear_jax.bench.ingest.ours '{"actors": 8, "slots": 4, "nice": 10, "seconds": 2, "quick": false}'`
+    python -m gear_jax.bench.ingest.ours \\
+        '{"actors": 8, "slots": 4, "nice": 10, "seconds": 2, "quick": false, "copy": false}'
 """
 
 import json
@@ -27,13 +28,13 @@ _START_SECONDS = 60
 class Learner:
     """A table of S5 behind a ring."""
 
-    def __init__(self, actors: int, slots: int, nice: int, quick: bool):
+    def __init__(self, actors: int, slots: int, nice: int, quick: bool, copy: bool):
         self.workload = workloads(quick)["S5"]
         columns = {c.name: gear.ColumnSpec(c.shape, c.dtype) for c in self.workload.columns}
         table = gear.TableSpec(columns, self.workload.steps, self.workload.stored)
         self.replay = gear.make_replay(table)
         self.state = self.replay.init()
-        self.ingest = Ingest(self.replay, actors=actors, slots=slots)
+        self.ingest = Ingest(self.replay, actors=actors, slots=slots, copy=copy)
         self.pool = ActorPool(actor.write, self.ingest.ring, nice=nice)
         self.keys = iter(jax.random.split(jax.random.key(0), 100_000))
         self.last: Any = None
@@ -83,6 +84,17 @@ class Learner:
             n += self.drain()
         return n * self.workload.steps * self.workload.step_bytes / (time.perf_counter() - begin)
 
+    def full_drains(self, seconds: float) -> float:
+        """Bytes a second of drains alone, each of a full ring, whose actors wait meanwhile."""
+        full = self.ingest.ring.actors * self.ingest.ring.slots
+        begin, spent, n = time.perf_counter(), 0.0, 0
+        while not n or time.perf_counter() - begin < seconds:
+            self._wait(full)
+            start = time.perf_counter()
+            n += self.drain()
+            spent += time.perf_counter() - start
+        return n * self.workload.steps * self.workload.step_bytes / spent
+
     def latencies(self, seconds: float, busy: bool) -> list[float]:
         """Seconds of samples, with a drain before each (`busy`) or with the actors stopped."""
         if not busy:
@@ -112,11 +124,11 @@ def main() -> int:
     args = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the ring goes with this process
     dispatch_at_once()
-    learner = Learner(args["actors"], args["slots"], args["nice"], args["quick"])
+    learner = Learner(args["actors"], args["slots"], args["nice"], args["quick"], args["copy"])
     try:
         learner.warm()
         learner.check()
-        rate = learner.throughput(args["seconds"])
+        rate, full = learner.throughput(args["seconds"]), learner.full_drains(args["seconds"])
         idle, busy = [], []
         for _ in range(4):  # in turns, as the machine changes
             idle += learner.latencies(args["seconds"] / 4, busy=False)
@@ -126,7 +138,7 @@ def main() -> int:
     finally:
         learner.close()
     points = {f"p{p}": [float(np.percentile(x, p)) for x in (idle, busy)] for p in (50, 99)}
-    print(json.dumps({"rate": rate, "samples": [len(idle), len(busy)], **points}))
+    print(json.dumps({"rate": rate, "full": full, "samples": [len(idle), len(busy)], **points}))
     return 0
 
 
