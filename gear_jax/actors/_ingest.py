@@ -117,7 +117,7 @@ class Ingest:
         with translated():
             self._learner = core().Learner(self.ring.held)
         self._leave = weakref.finalize(self, self._learner.leave)
-        self._mapped = contextlib.ExitStack()
+        self._mapped, self._tree = contextlib.ExitStack(), None
         try:
             if not copy:
                 self._mapped, arrays = _views.arrays(self.ring)

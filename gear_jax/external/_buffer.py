@@ -75,7 +75,8 @@ class External:
     """A table over memory that JAX did not allocate; `from_buffer` makes it.
 
     Give it up with `close`, or as a context manager, before the memory itself goes (`SharedMemory.close`). It is also
-    given up when nothing refers to it, its array and its addresses any more, by the next call of `gear_jax.external`.
+    given up when nothing refers to it, its array and its addresses any more: where it is page-locked or has addresses,
+    by the next call of `gear_jax.external`.
 
     Attributes:
       shape: of the table.
@@ -91,7 +92,7 @@ class External:
         self._closing = threading.Lock()
         self._memory: _Memory | None = memory  # None: given up
         self._array: jax.Array | None = None
-        self._left = weakref.finalize(self, _registration.leave, memory)
+        self._left = weakref.finalize(self, memory.leave)
         self._left.atexit = False
 
     def __repr__(self) -> str:
@@ -249,6 +250,11 @@ class _Memory:
 
     def _viewed(self) -> bool:
         return self._view is not None and self._view() is not None
+
+    def leave(self) -> None:
+        """Has it given up later, unless what uses it keeps it."""
+        if self.registrations or self._lock is not None:
+            _registration.leave(self)
 
     def free(self) -> bool:
         if self._lock is not None:

@@ -93,6 +93,24 @@ def test_nothing_of_the_ring_is_in_the_gpus_memory(shm):
     assert int(run.stdout) < 1 << 20  # of a ring of 32 MiB; not even one trajectory
 
 
+def mapped(path):
+    with open("/proc/self/maps") as maps:
+        return any(path in line for line in maps)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("closed", [False, True])
+def test_nothing_of_the_ring_is_left_behind(shm, closed):
+    ingest = Ingest(gear.make_replay(specs()), actors=1, directory=shm)
+    path = ingest.ring.path
+    assert mapped(path)
+    if closed:
+        ingest.close()
+    del ingest
+    gc.collect()
+    assert not mapped(path) and not os.listdir(shm)
+
+
 @pytest.fixture
 def gpu(fake_gpu, monkeypatch):
     for module in (_views, external._buffer):
@@ -149,11 +167,10 @@ class TestOnAFakeGpu:
         ring.unlink()
 
     def test_one_that_is_forgotten_is_unlocked_before_it_is_unmapped(self, gpu, shm, replay, monkeypatch):
-        mapped, real = [], gpu.cupy.cuda.runtime.hostUnregister
+        there, real = [], gpu.cupy.cuda.runtime.hostUnregister
 
         def unregister(pointer):
-            with open("/proc/self/maps") as maps:
-                mapped.append(any(path in line for line in maps))
+            there.append(mapped(path))
             real(pointer)
 
         monkeypatch.setattr(gpu.cupy.cuda.runtime, "hostUnregister", unregister)
@@ -163,10 +180,9 @@ class TestOnAFakeGpu:
         gc.collect()
         assert gone() is None and not os.path.exists(path)
         external.check()
-        assert mapped == [True]
+        assert there == [True]
         gc.collect()
-        with open("/proc/self/maps") as maps:
-            assert not any(path in line for line in maps)
+        assert not mapped(path)
 
     @pytest.mark.parametrize("name", [None, "kept"])
     @pytest.mark.parametrize(("status", "error"), [(2, MemoryError), (1, RuntimeError)])
