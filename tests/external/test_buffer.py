@@ -151,9 +151,11 @@ class TestFromBuffer:
             memory = aligned(column.nbytes)
             memory[:] = column.reshape(-1).view(np.uint8)
             with external.from_buffer(memory, TABLE, dtype) as table:
-                if jax.default_backend() == "gpu" and dtype.isbuiltin != 1:  # those of ml_dtypes, which CuPy lacks
-                    with pytest.raises(TypeError, match=rf"External.array: got dtype {dtype}"):
-                        table.array  # noqa: B018
+                try:
+                    table.array  # noqa: B018
+                except TypeError as e:  # CuPy lacks some of ml_dtypes, and which depends on its version
+                    assert jax.default_backend() == "gpu" and dtype.isbuiltin != 1
+                    assert str(e).startswith(f"External.array: got dtype {dtype}")
                     continue
                 assert_same_bits(table.array, column)
                 assert table.array.unsafe_buffer_pointer() == memory.ctypes.data

@@ -1,6 +1,6 @@
 """A table of as many GiB as a machine's host memory takes: filled, evicted from and sampled, every byte compared.
 
-    XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=102 LARGE_TABLE_GIB=100 pytest -s tests/replay/test_large_table.py
+XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=102 LARGE_TABLE_GIB=100 pytest -s tests/replay/test_large_table.py
 """
 
 import os
