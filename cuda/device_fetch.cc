@@ -194,7 +194,10 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
   if (error == cudaSuccess) error = cudaStreamWaitEvent(entry.stream, entry.copied, 0);
   if (error != cudaSuccess) return {error, "copying the rows' numbers"};
 
-  const FlightSet tables = TablesOf(own);
+  FlightSet tables;
+  for (const GpuShard& shard : shards) {
+    for (const uint8_t* const table : shard.tables) tables.Add(table);
+  }
   FetchCall& call = request.call;  // by the host
   call.gather.slot = asked.id_out[0], call.gather.anchor = asked.id_out[1], call.gather.length = asked.id_out[2];
   call.shard = asked.id_out[3];
@@ -219,6 +222,7 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
 
   own.slot = ids(here(0)), own.anchor = ids(here(1)), own.length = ids(here(2));
   PlaceParts(own, entry.memory, data);
+  for (size_t k = 0; k < own.columns.size() && shards.size() == 1; ++k) own.columns[k].table = shards[0].tables[k];
   if (shards.size() > 1) error = JoinShards(shards, stamps(here(6)), &own, entry.stream);
   if (error == cudaSuccess) error = LaunchGather(own, {kBlocks, nullptr, nullptr, nullptr}, entry.stream);
   if (error == cudaSuccess) error = LaunchFetchStamps(asked, entry.stream);

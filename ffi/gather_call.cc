@@ -34,6 +34,15 @@ ffi::ErrorOr<GatherColumn> ReadAddress(const ffi::RemainingArgs& args, size_t k,
   return column;
 }
 
+// A column that has no operand.
+ffi::ErrorOr<GatherColumn> ReadLayout(size_t k, const int64_t* layout) {
+  if (layout[1] < 1 || layout[1] > 16) return Mismatch("bytes of an element of column", k, layout[1], "1 to 16");
+  GatherColumn column;
+  column.step_bytes = layout[0];
+  column.value_bytes = layout[1];
+  return column;
+}
+
 // A column whose operand is the table.
 ffi::ErrorOr<GatherColumn> ReadTable(const ffi::RemainingArgs& args, size_t k, const GatherAttributes& attributes) {
   auto table = args.get<ffi::AnyBuffer>(k);
@@ -64,7 +73,12 @@ ffi::ErrorOr<GatherCall> ReadGatherTables(ffi::Buffer<ffi::S32> slot, ffi::Buffe
   call.anchor = anchor.typed_data();
   call.length = length.typed_data();
   const size_t columns = attributes.offsets.size();
-  if (args.size() < columns) return Mismatch("operands, at least", columns, args.size(), columns);
+  const Int64s& layouts = attributes.layouts;
+  if (layouts.size() != 0 && layouts.size() != 2 * columns) {
+    return Mismatch("numbers of layouts, all", 2 * columns, layouts.size(), 2 * columns);
+  }
+  if (layouts.size() == 0 && args.size() < columns)
+    return Mismatch("operands, at least", columns, args.size(), columns);
   const Int64s& addresses = attributes.addresses;
   if (addresses.size() != 0 && addresses.size() != 3 * columns) {
     return Mismatch("numbers of addresses, all", 3 * columns, addresses.size(), 3 * columns);
@@ -81,7 +95,9 @@ ffi::ErrorOr<GatherCall> ReadGatherTables(ffi::Buffer<ffi::S32> slot, ffi::Buffe
       call.shards = parts;
     }
     const bool by_address = addresses.size() != 0 && addresses[3 * k] >= 0;
-    auto read = by_address ? ReadAddress(args, k, &addresses[3 * k], parts) : ReadTable(args, k, attributes);
+    auto read = layouts.size() != 0 ? ReadLayout(k, &layouts[2 * k])
+                : by_address        ? ReadAddress(args, k, &addresses[3 * k], parts)
+                                    : ReadTable(args, k, attributes);
     if (!read) return ffi::Unexpected(read.error());
     GatherColumn& column = *read;
     column.window = {attributes.offsets[k], attributes.lengths[k], attributes.anchored[k] != 0,

@@ -34,6 +34,9 @@ struct GatherAttributes {
   // For each column: 0, or, where the operand is the pointers (uint32[n, 2]) of the table's shards, their number n; the
   // numbers above then say the rest. Empty: there are none.
   Int64s shards = {};
+  // Two numbers for each column: the bytes of its steps and of its elements. Empty: there are operands for the columns;
+  // else there are none, and where their tables are is known otherwise.
+  Int64s layouts = {};
 };
 
 // What is read: the call without memory for its results. Operands: slot, anchor, length, ticket, columns..., then

@@ -27,9 +27,9 @@ void Settle(ffi::Promise promise, const ffi::Error& error) {
   }
 }
 
-ffi::Future RdmaReadCpu(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t fields, int64_t session, Int64s peers,
-                        Int64s regions, bool error_on_loss) {
-  auto operands = ReadRdmaRead(args, rets, fields, {session, peers, regions, error_on_loss});
+ffi::Future RdmaReadCpu(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t fields, bool exposed, int64_t session,
+                        Int64s peers, Int64s regions, bool error_on_loss) {
+  auto operands = ReadRdmaRead(args, rets, fields, exposed, {session, peers, regions, error_on_loss});
   if (!operands) return Failed(operands.error());
   operands->ticket_out[0] = operands->ticket[0];
   const auto& reader = operands->reader;
@@ -63,9 +63,10 @@ void Help(ffi::ThreadPool& pool, const std::shared_ptr<Fetch>& fetch) {
 
 ffi::Future RdmaFetchCpu(ffi::ThreadPool pool, S32 slot, S32 anchor, S32 length, S32 ticket, ffi::RemainingArgs args,
                          ffi::RemainingRets rets, int64_t slots, int64_t steps, Int64s offsets, Int64s lengths,
-                         Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, int64_t session, Int64s peers,
-                         Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks) {
-  const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, true};
+                         Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, Int64s layouts, int64_t session,
+                         Int64s peers, Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks) {
+  const GatherAttributes attributes{slots,      steps, offsets, lengths, anchored, pads,
+                                    pad_values, lead,  true,    {},      {},       layouts};
   auto read =
       ReadRdmaFetch(slot, anchor, length, args, attributes, {session, peers, regions, error_on_loss}, tries, any);
   if (!read) return Failed(read.error());
@@ -96,10 +97,11 @@ ffi::Future RdmaFetchCpu(ffi::ThreadPool pool, S32 slot, S32 anchor, S32 length,
 ffi::Future RdmaFetchStartCpu(ffi::ThreadPool pool, int32_t device, S32 slot, S32 anchor, S32 length, S32 ticket,
                               ffi::RemainingArgs args, ffi::Result<S32> handle, ffi::Result<S32> ticket_out,
                               int64_t slots, int64_t steps, Int64s offsets, Int64s lengths, Int64s anchored,
-                              Int64s pads, Int64s pad_values, int64_t lead, int64_t session, Int64s peers,
-                              Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks, int64_t queue,
-                              int64_t depth) {
-  const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, true};
+                              Int64s pads, Int64s pad_values, int64_t lead, Int64s layouts, int64_t session,
+                              Int64s peers, Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks,
+                              int64_t queue, int64_t depth) {
+  const GatherAttributes attributes{slots,      steps, offsets, lengths, anchored, pads,
+                                    pad_values, lead,  true,    {},      {},       layouts};
   auto read =
       ReadRdmaFetch(slot, anchor, length, args, attributes, {session, peers, regions, error_on_loss}, tries, any);
   if (!read) return Failed(read.error());

@@ -87,8 +87,8 @@ std::function<void(const Ended&)> NoteLosses(int64_t session, const std::shared_
 }
 
 ffi::Error RdmaReadCuda(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t fields,
-                        int64_t session, Int64s peers, Int64s regions, bool error_on_loss) {
-  auto read = ReadRdmaRead(args, rets, fields, {session, peers, regions, error_on_loss});
+                        bool exposed, int64_t session, Int64s peers, Int64s regions, bool error_on_loss) {
+  auto read = ReadRdmaRead(args, rets, fields, exposed, {session, peers, regions, error_on_loss});
   if (!read) return read.error();
   ffi::Error loss = CheckKnownLosses("rdma_read", session, read->reader, read->call.shards, error_on_loss);
   if (loss.failure()) return loss;
@@ -139,13 +139,18 @@ bool GpusRead(const GpuShard& shard) {
 }
 
 // The shards of this process that this device gathers rows of: that of its own operands, and those of other GPUs, if
-// all of them can be read as one.
+// all of them can be read as one. Without operands all of the process are alike.
 std::vector<GpuShard> OwnShards(const RdmaFetchOperands& read) {
   std::vector<GpuShard> own, others;
   for (size_t d = 0; d < read.call.shards.size(); ++d) {
     if (read.call.shards[d].peer != read.reader->self()) continue;
     GpuShard shard = OwnShard(read, static_cast<int32_t>(d));
     (shard.stamp == read.stamp ? own : others).push_back(std::move(shard));
+  }
+  if (read.stamp == nullptr && !others.empty()) {
+    own = {others[0]};
+    others.erase(others.begin());
+    if (!GpusRead(own[0])) return {};
   }
   own.resize(std::min<size_t>(own.size(), 1));  // tables of no bytes are all alike
   if (own.empty() || others.size() >= kGpuShards || !GpusRead(own[0])) return own;
@@ -180,9 +185,10 @@ std::vector<StagedPart> Parts(const FetchCall& call) {
 
 ffi::Error RdmaFetchCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length, S32 ticket, ffi::RemainingArgs args,
                          ffi::RemainingRets rets, int64_t slots, int64_t steps, Int64s offsets, Int64s lengths,
-                         Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, int64_t session, Int64s peers,
-                         Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks) {
-  const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, true};
+                         Int64s anchored, Int64s pads, Int64s pad_values, int64_t lead, Int64s layouts, int64_t session,
+                         Int64s peers, Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks) {
+  const GatherAttributes attributes{slots,      steps, offsets, lengths, anchored, pads,
+                                    pad_values, lead,  true,    {},      {},       layouts};
   const RdmaAttributes rdma{session, peers, regions, error_on_loss};
   auto read = ReadRdmaFetch(slot, anchor, length, args, attributes, rdma, tries, any);
   if (!read) return read.error();
@@ -214,10 +220,11 @@ ffi::Error RdmaFetchCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length, 
 ffi::Error RdmaFetchStartCuda(cudaStream_t stream, S32 slot, S32 anchor, S32 length, S32 ticket,
                               ffi::RemainingArgs args, ffi::Result<S32> handle, ffi::Result<S32> ticket_out,
                               int64_t slots, int64_t steps, Int64s offsets, Int64s lengths, Int64s anchored,
-                              Int64s pads, Int64s pad_values, int64_t lead, int64_t session, Int64s peers,
-                              Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks, int64_t queue,
-                              int64_t depth) {
-  const GatherAttributes attributes{slots, steps, offsets, lengths, anchored, pads, pad_values, lead, true};
+                              Int64s pads, Int64s pad_values, int64_t lead, Int64s layouts, int64_t session,
+                              Int64s peers, Int64s regions, bool error_on_loss, int64_t tries, bool any, bool checks,
+                              int64_t queue, int64_t depth) {
+  const GatherAttributes attributes{slots,      steps, offsets, lengths, anchored, pads,
+                                    pad_values, lead,  true,    {},      {},       layouts};
   const RdmaAttributes rdma{session, peers, regions, error_on_loss};
   auto read = ReadRdmaFetch(slot, anchor, length, args, attributes, rdma, tries, any);
   if (!read) return read.error();

@@ -79,11 +79,10 @@ ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(ffi::Buffer<ffi::S32> slot, ffi::B
   call.gather = std::move(*tables);
   call.tries = tries;
   const size_t columns = call.gather.columns.size();
-  if (args.size() < columns + 3) return Mismatch("operands, at least", args.size(), columns + 3);
-  auto stamp = args.get<ffi::Buffer<ffi::U32>>(columns);
-  auto shard = args.get<ffi::Buffer<ffi::S32>>(columns + 1);
-  auto generation = args.get<ffi::Buffer<ffi::U32>>(columns + 2);
-  if (!stamp) return ffi::Unexpected(stamp.error());
+  const size_t own = attributes.layouts.size() == 0 ? columns + 1 : 0;
+  if (args.size() < own + 2) return Mismatch("operands, at least", args.size(), own + 2);
+  auto shard = args.get<ffi::Buffer<ffi::S32>>(own);
+  auto generation = args.get<ffi::Buffer<ffi::U32>>(own + 1);
   if (!shard) return ffi::Unexpected(shard.error());
   if (!generation) return ffi::Unexpected(generation.error());
   const auto rows = static_cast<size_t>(call.gather.rows);
@@ -91,23 +90,28 @@ ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(ffi::Buffer<ffi::S32> slot, ffi::B
   if (!any && generation->element_count() != rows) return Mismatch("generations", generation->element_count(), rows);
   call.shard = shard->typed_data();
   call.generation = any ? nullptr : generation->typed_data();
-  for (size_t k = 0; k <= columns; ++k) {
-    const bool bytes = k == columns ? stamp->size_bytes() > 0 : call.gather.columns[k].step_bytes > 0;
+  read.stamp = nullptr;
+  if (own > 0) {
+    auto stamp = args.get<ffi::Buffer<ffi::U32>>(columns);
+    if (!stamp) return ffi::Unexpected(stamp.error());
+    read.stamp = stamp->typed_data();
+  }
+  for (size_t k = 0; k < own; ++k) {
+    const bool bytes = k == columns || call.gather.columns[k].step_bytes > 0;
     if (!bytes || call.gather.slots * call.gather.steps == 0) continue;
-    const void* data = k == columns ? stamp->untyped_data() : static_cast<const void*>(call.gather.columns[k].table);
+    const void* data = k == columns ? read.stamp : static_cast<const void*>(call.gather.columns[k].table);
     const std::string fault = CheckOwnRegion(*read.reader, call.shards, static_cast<int32_t>(k), data);
     if (!fault.empty()) {
       return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kFailedPrecondition, "rdma_fetch: " + fault));
     }
   }
-  read.stamp = stamp->typed_data();
   const std::string fault = CheckRegions(call, *read.reader);
   if (!fault.empty()) return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, "rdma_fetch: " + fault));
   return read;
 }
 
 ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t fields,
-                                            const RdmaAttributes& rdma) {
+                                            bool exposed, const RdmaAttributes& rdma) {
   auto found = FindShards("rdma_read", rdma);
   if (!found) return ffi::Unexpected(found.error());
   RdmaReadOperands read;
@@ -118,15 +122,17 @@ ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(ffi::RemainingArgs args, ffi::Remain
     return ffi::Unexpected(InvalidArgument("gear_rdma_read: " + what, "another", "that of the fields",
                                            "Call gear_jax.ops.rdma_read, which prepares the operands."));
   };
-  if (args.size() < k + 1 || rets.size() != k + 2) return broken("number of operands");
+  const size_t own = exposed ? 0 : k;
+  if (args.size() < own + 1 || rets.size() != k + 2) return broken("number of operands");
   for (size_t i = 0; i < k; ++i) {
-    auto field = args.get<ffi::AnyBuffer>(i);
     auto out = rets.get<ffi::AnyBuffer>(i);
-    if (!field) return ffi::Unexpected(field.error());
     if (!out) return ffi::Unexpected(out.error());
-    const size_t bytes = field->size_bytes();
-    if ((*out)->size_bytes() != bytes * read.call.shards.size()) return broken("bytes of a result");
+    const size_t bytes = (*out)->size_bytes() / read.call.shards.size();
     read.call.fields.push_back({static_cast<uint8_t*>((*out)->untyped_data()), static_cast<int64_t>(bytes)});
+    if (exposed) continue;
+    auto field = args.get<ffi::AnyBuffer>(i);
+    if (!field) return ffi::Unexpected(field.error());
+    if ((*out)->size_bytes() != field->size_bytes() * read.call.shards.size()) return broken("bytes of a result");
     if (bytes == 0) continue;
     const std::string fault =
         CheckOwnRegion(*read.reader, read.call.shards, static_cast<int32_t>(i), field->untyped_data());
@@ -134,7 +140,7 @@ ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(ffi::RemainingArgs args, ffi::Remain
     return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kFailedPrecondition, "rdma_read: " + fault));
   }
   auto here = rets.get<ffi::Buffer<ffi::PRED>>(k);
-  auto ticket = args.get<ffi::Buffer<ffi::S32>>(k);
+  auto ticket = args.get<ffi::Buffer<ffi::S32>>(own);
   auto ticket_out = rets.get<ffi::Buffer<ffi::S32>>(k + 1);
   if (!here) return ffi::Unexpected(here.error());
   if (!ticket) return ffi::Unexpected(ticket.error());

@@ -33,11 +33,12 @@ xla::ffi::Error CheckLoss(const char* op, const std::vector<int32_t>& lost, bool
 // What a handler makes of a fetch's frame, but for the results.
 struct RdmaFetchOperands {
   FetchCall call;
-  const uint32_t* stamp;  // [slots], this device's own
+  const uint32_t* stamp;  // [slots], this device's own; null: all of this process are
   std::shared_ptr<transport::Reader> reader;
 };
 
 // Operands: slot, anchor, length, ticket, columns..., stamp, shard, generation, then buffers that are only waited for.
+// With `attributes.layouts` there are no columns and no stamp: the session's own regions stand for them.
 // `any`: the generations do not count. That the session's regions fit is checked.
 xla::ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(xla::ffi::Buffer<xla::ffi::S32> slot,
                                                    xla::ffi::Buffer<xla::ffi::S32> anchor,
@@ -48,8 +49,9 @@ xla::ffi::ErrorOr<RdmaFetchOperands> ReadRdmaFetch(xla::ffi::Buffer<xla::ffi::S3
 // The error for rows outside the tables, or success. The rows' numbers are on the host.
 xla::ffi::Error CheckRdmaRows(const FetchCall& call);
 
-// The same for `rdma_read`. Operands: the fields, the ticket, then buffers that are only waited for. Results: the
-// fields of all shards, which shards are there, and the ticket.
+// The same for `rdma_read`. Operands: the fields (not if they are `exposed`: the session's own regions then stand for
+// them), the ticket, then buffers that are only waited for. Results: the fields of all shards, which shards are there,
+// and the ticket.
 struct RdmaReadOperands {
   RegionsCall call;
   std::shared_ptr<transport::Reader> reader;
@@ -58,7 +60,7 @@ struct RdmaReadOperands {
 };
 
 xla::ffi::ErrorOr<RdmaReadOperands> ReadRdmaRead(xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets,
-                                                 int64_t fields, const RdmaAttributes& rdma);
+                                                 int64_t fields, bool exposed, const RdmaAttributes& rdma);
 
 // Points a fetch's results to those of the frame: the columns' data, a mask for each, and which rows are valid; their
 // number in all is columns + masks + 1, behind which there may be others.
@@ -75,13 +77,16 @@ auto BindRdmaShards(Binding&& binding) {
 
 template <typename Binding>
 auto BindRdmaRead(Binding&& binding) {
-  return BindRdmaShards(
-      std::forward<Binding>(binding).RemainingArgs().RemainingRets().template Attr<int64_t>("fields"));
+  return BindRdmaShards(std::forward<Binding>(binding)
+                            .RemainingArgs()
+                            .RemainingRets()
+                            .template Attr<int64_t>("fields")
+                            .template Attr<bool>("exposed"));
 }
 
 template <typename Binding>
 auto BindRdmaFetchAttributes(Binding&& binding) {
-  return BindRdmaShards(BindWindowAttributes(std::forward<Binding>(binding)))
+  return BindRdmaShards(BindWindowAttributes(std::forward<Binding>(binding)).template Attr<Int64s>("layouts"))
       .template Attr<int64_t>("tries")
       .template Attr<bool>("any")
       .template Attr<bool>("checks");

@@ -132,13 +132,18 @@ def prepare(columns: Any, slots, starts, lengths, windows: Any, order: bool | No
     leaves: list[Any] = [c if isinstance(c, (Addresses, Shards)) else jnp.asarray(c) for c in given]
     layouts = _layouts(leaves)
     tables: list[Any] = [layout or c for layout, c in zip(layouts, leaves, strict=True)]
+    rows, plan = prepare_rows(tables, tree, slots, starts, lengths, windows)
+    plan = dataclasses.replace(plan, order=order, blocks=_registry.check_blocks(blocks), layouts=layouts)
+    return leaves, tree, rows, plan
+
+
+def prepare_rows(tables: list[Any], tree: Any, slots, starts, lengths, windows: Any):
+    """The same of columns of which only shapes and dtypes matter: (the rows where they are, the plan)."""
     p, s, t = _registry.table_shape(tables)
     slots = _registry.where_they_are("slots", slots)
     starts = _registry.where_they_are("starts", starts, slots.shape)
     lengths = _registry.where_they_are("lengths", lengths, slots.shape)
-    plan = _plan(leaves, tree, windows, p * s, t)
-    plan = dataclasses.replace(plan, order=order, blocks=_registry.check_blocks(blocks), layouts=layouts)
-    return leaves, tree, (slots, starts, lengths), plan
+    return (slots, starts, lengths), _plan(tables, tree, windows, p * s, t)
 
 
 def _layouts(leaves) -> tuple[Layout | None, ...]:

@@ -5,6 +5,7 @@ others. The ops find it by its number, which is part of the program, and which i
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ from jax.custom_batching import custom_vmap
 from gear_jax import _env, _native
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops import _gather, _place, _registry
+from gear_jax.ops._addresses import Addresses
 from gear_jax.ops._gather import Plan
 from gear_jax.ops._gather_start import Pending, check_depth
+from gear_jax.ops._pointers import Shards
 
 ON_LOSS = ("invalid", "error")
 
@@ -69,7 +72,7 @@ def rdma_read(
     Args:
       remote: where they are.
       fields: pytree of this device's own arrays, of the same shapes and dtypes as every other shard's; exposed as
-        they are. On a GPU in `pinned_host`.
+        they are. On a GPU in `pinned_host`. Or of `jax.ShapeDtypeStruct`s, as in `rdma_fetch`.
       ticket: `int32[1]` of the last read.
       after: pytree of arrays that must be there first.
 
@@ -82,13 +85,15 @@ def rdma_read(
       JaxRuntimeError: when it runs: for a number without a session, arrays that are not those exposed, shards of
         another size, a session closed meanwhile; for a lost peer with `on_loss="error"`.
 
-    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual. Under vmap the arrays must not be batched,
-    and are read once. Not differentiable.
+    Transformations: jit, scan, cond, shard_map and pmap as usual (on a GPU pmap takes no arrays in `pinned_host`: pass
+    `jax.ShapeDtypeStruct`s). Under vmap the arrays must not be batched, and are read once. Not differentiable.
     """
     _check_remote("rdma_read", remote)
     leaves, tree = jax.tree.flatten(fields)
-    _check_memory("rdma_read", {f"fields[{i}]": x for i, x in enumerate(leaves)})
-    got, here, last = _read(remote)(_registry.ticket(ticket), leaves, jax.tree.leaves(after))
+    specs = _specs("rdma_read: fields", leaves)
+    given = [] if _exposed(leaves) else leaves
+    _check_memory("rdma_read", {f"fields[{i}]": x for i, x in enumerate(given)})
+    got, here, last = _read(remote, specs)(_registry.ticket(ticket), given, jax.tree.leaves(after))
     return tree.unflatten(got), here, last
 
 
@@ -116,7 +121,10 @@ def rdma_fetch(
     Args:
       remote: where the shards are: each exposes the leaves of `columns`, then the stamp.
       columns: pytree of this device's own arrays `[P, S, T, *shape]`; exposed as they are, and of the same shapes and
-        dtypes as every other shard's. On a GPU in `pinned_host`, and so is the stamp.
+        dtypes as every other shard's. On a GPU in `pinned_host`, and so is the stamp. Or, where a program cannot take
+        them as arguments, of `jax.ShapeDtypeStruct`s, all of them and the stamp: what this process exposes is read
+        then, and `ticket` and `after` alone say which writes come before. Nothing checks then that the arrays have
+        stayed where they are exposed.
       stamp: `uint32[P, S]`, this device's own.
       shards: `int32[B]`, the shard of each row.
       slots: `int32[B]`, partition * S + slot in partition, in that shard. A row with a shard or slot outside is
@@ -136,14 +144,13 @@ def rdma_fetch(
       TypeError, ValueError: at trace time, for what does not fit, and for tables in a GPU's memory.
       JaxRuntimeError: when it runs, as `rdma_read`.
 
-    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual. Under vmap columns must not be batched;
-    the batch becomes rows. Not differentiable.
+    Transformations: jit, scan, cond, shard_map and pmap as usual (on a GPU pmap takes no arrays in `pinned_host`: pass
+    `jax.ShapeDtypeStruct`s). Under vmap columns must not be batched; the batch becomes rows. Not differentiable.
     """
     _check_remote("rdma_fetch", remote)
-    leaves, tree, stamp, rows, plan = _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations)
-    call = _fetch(remote, plan, generations is None, _check_tries(tries))
-    got = call(rows, _registry.ticket(ticket), leaves, stamp, jax.tree.leaves(after))
-    data, masks, valid, last = got
+    tables, specs, tree, rows, plan = _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations)
+    call = _fetch(remote, plan, specs, generations is None, _check_tries(tries))
+    data, masks, valid, last = call(rows, _registry.ticket(ticket), tables, jax.tree.leaves(after))
     return tree.unflatten(data), tree.unflatten(masks), valid, last
 
 
@@ -179,18 +186,16 @@ def rdma_fetch_start(
     Raises:
       As `rdma_fetch`; what goes wrong on the way is raised by `rdma_fetch_done` (on a GPU as `Remote` says).
 
-    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual; under vmap a ValueError. Not
-    differentiable.
+    Transformations: as `rdma_fetch`, but under vmap a ValueError.
     """
     _check_remote("rdma_fetch_start", remote)
     depth = check_depth(depth)
-    leaves, tree, stamp, rows, plan = _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations)
-    call = _start(remote, plan, generations is None, _check_tries(tries), int(queue), depth)
-    handle, last = call(rows, _registry.ticket(ticket), leaves, stamp, jax.tree.leaves(after))
+    tables, specs, tree, rows, plan = _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations)
+    call = _start(remote, plan, specs, generations is None, _check_tries(tries), int(queue), depth)
+    handle, last = call(rows, _registry.ticket(ticket), tables, jax.tree.leaves(after))
     n = rows[0].shape[0]
-    shapes = tuple((n, w, *c.shape[3:]) for c, w in zip(leaves, plan.lengths, strict=True))
-    dtypes = tuple(np.dtype(c.dtype) for c in leaves)
-    return Pending(handle, tree, shapes, dtypes, plan.pad_values), last
+    shapes = tuple((n, w, *spec.shape[3:]) for spec, w in zip(specs, plan.lengths, strict=True))
+    return Pending(handle, tree, shapes, tuple(np.dtype(spec.dtype) for spec in specs), plan.pad_values), last
 
 
 def rdma_fetch_done(pending: Pending, *, after: Any = ()) -> tuple[Any, Any, jax.Array, jax.Array]:
@@ -209,8 +214,7 @@ def rdma_fetch_done(pending: Pending, *, after: Any = ()) -> tuple[Any, Any, jax
       JaxRuntimeError: when it runs, as `rdma_fetch`; on a GPU never: what is lost, or cut short by the end of the
         session, is not valid.
 
-    Transformations: jit, scan, cond, shard_map and (on a CPU) pmap as usual; under vmap a ValueError. Not
-    differentiable.
+    Transformations: jit, scan, cond, shard_map and pmap as usual; under vmap a ValueError. Not differentiable.
     """
     if not isinstance(pending, Pending) or pending.handle.shape != (4,):
         raise type_error(
@@ -258,21 +262,38 @@ def _check_tries(tries: Any) -> int:
     return int(tries)
 
 
+def _exposed(leaves: list[Any]) -> bool:
+    """Whether arguments stand for what the session exposes."""
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
+
+
+def _specs(what: str, leaves: list[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Of arrays, or of what stands for them all."""
+    exposed = _exposed(leaves)
+    for i, x in enumerate(leaves):
+        if not isinstance(x, jax.ShapeDtypeStruct) if exposed else isinstance(x, (Addresses, Shards)):
+            wanted = "a jax.ShapeDtypeStruct, as others are" if exposed else "an array, or a jax.ShapeDtypeStruct"
+            fix = "Pass arrays, or jax.ShapeDtypeStruct(x.shape, x.dtype) for all of them and the stamp."
+            raise type_error(f"{what}[{i}]", got=type(x).__name__, wanted=wanted, fix=fix)
+    arrays = [x if exposed else jnp.asarray(x) for x in leaves]
+    return tuple(jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in arrays)
+
+
 def _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations):
-    """The arguments, checked: (columns as leaves, their tree, the stamp, rows, the plan)."""
-    leaves, tree, rows, plan = _gather.prepare(columns, slots, starts, lengths, windows, None, None)
-    for i, c in enumerate(leaves):
-        if not isinstance(c, jax.Array):
-            raise type_error(f"rdma_fetch: columns[{i}]", got=type(c).__name__, wanted="an array", fix="Pass it.")
+    """The arguments, checked: (columns and stamp or nothing, what columns are, their tree, rows, the plan)."""
+    leaves, tree = jax.tree.flatten(columns, is_leaf=lambda x: isinstance(x, (Addresses, Shards)))
+    *specs, of_stamp = _specs("rdma_fetch: columns, stamp", [*leaves, stamp])
+    rows, plan = _gather.prepare_rows(specs, tree, slots, starts, lengths, windows)
     slots, starts, lengths = map(jnp.asarray, rows)
     shards = _registry.ids("shards", shards, slots.shape)
-    stamp = jnp.asarray(stamp)
-    if (stamp.shape, stamp.dtype) != (leaves[0].shape[:2], jnp.uint32):
+    if (of_stamp.shape, of_stamp.dtype) != (specs[0].shape[:2], jnp.uint32):
         raise value_error(
-            "stamp", got=f"{stamp.dtype}{list(stamp.shape)}", wanted=f"uint32{list(leaves[0].shape[:2])}",
+            "stamp", got=f"{of_stamp.dtype}{list(of_stamp.shape)}", wanted=f"uint32{list(specs[0].shape[:2])}",
             fix="Pass the stamp that scatter(stamps=) returns.",
         )  # fmt: skip
-    _check_memory("rdma_fetch", {**{f"columns[{i}]": c for i, c in enumerate(leaves)}, "stamp": stamp})
+    tables = [] if _exposed(leaves) else [jnp.asarray(x) for x in (*leaves, stamp)]
+    names = [*(f"columns[{i}]" for i in range(len(specs))), "stamp"]
+    _check_memory("rdma_fetch", dict(zip(names, tables, strict=False)))
     if generations is None:
         generations = jnp.zeros_like(slots).astype(jnp.uint32)
     generations = jnp.asarray(generations)
@@ -281,24 +302,24 @@ def _prepare(columns, stamp, shards, slots, starts, lengths, windows, generation
             "generations", got=f"{generations.dtype}{list(generations.shape)}", wanted=f"uint32{list(slots.shape)}",
             fix="Give one for each row, or None.",
         )  # fmt: skip
-    return leaves, tree, stamp, (slots, starts, lengths, shards, generations), plan
+    return tables, tuple(specs), tree, (slots, starts, lengths, shards, generations), plan
 
 
 def _no_vmap(what: str, got: str, fix: str) -> ValueError:
     return value_error(f"ops.{what} under vmap", got=got, wanted="one", fix=fix)
 
 
-def _read(remote: Remote):
+def _read(remote: Remote, specs: tuple[jax.ShapeDtypeStruct, ...]):
     """The call for one session, with its vmap rule."""
     n = len(remote.peers)
 
     @custom_vmap
     def call(ticket, fields, after):
-        results: list[Any] = [jax.ShapeDtypeStruct((n, *x.shape), x.dtype) for x in fields]
+        results: list[Any] = [jax.ShapeDtypeStruct((n, *x.shape), x.dtype) for x in specs]
         results += [jax.ShapeDtypeStruct((n,), jnp.bool_), jax.ShapeDtypeStruct((1,), jnp.int32)]
         got = _registry.call(
             "gear_rdma_read", results, [*fields, ticket, *after],
-            fields=np.int64(len(fields)), **remote.attributes(),
+            fields=np.int64(len(specs)), exposed=len(fields) < len(specs), **remote.attributes(),
         )  # fmt: skip
         return got[:-2], got[-2], got[-1]
 
@@ -314,46 +335,49 @@ def _read(remote: Remote):
     return call
 
 
-def _attributes(remote: Remote, plan: Plan, leaves, any_generation: bool, tries: int) -> dict[str, Any]:
-    given = _gather.attributes(plan, leaves, 0)
+def _attributes(remote: Remote, plan: Plan, specs, tables, any_generation: bool, tries: int) -> dict[str, Any]:
+    given = _gather.attributes(plan, specs, 0)
+    # Where there are no operands these say what a column is (ffi/gather_call.h).
+    layouts = [] if tables else [[math.prod(x.shape[3:]) * x.dtype.itemsize, x.dtype.itemsize] for x in specs]
     names = ("slots", "steps", "offsets", "lengths", "anchored", "pads", "pad_values", "lead")
     return {
         **{name: given[name] for name in names}, **remote.attributes(),
+        "layouts": np.asarray(layouts, np.int64).reshape(-1),
         "tries": np.int64(tries), "any": any_generation, "checks": _env.checks(),
     }  # fmt: skip
 
 
-def _operands(rows, ticket, columns, stamp, after):
+def _operands(rows, ticket, tables, after):
     slots, starts, lengths, shards, generations = rows
-    return [slots, starts, lengths, ticket, *columns, stamp, shards, generations, *after]
+    return [slots, starts, lengths, ticket, *tables, shards, generations, *after]
 
 
-def _fetch(remote: Remote, plan: Plan, any_generation: bool, tries: int):
-    """The call for one plan, with its vmap rule."""
+def _fetch(remote: Remote, plan: Plan, specs, any_generation: bool, tries: int):
+    """The call for one plan, with its vmap rule. `tables`: columns and stamp, or nothing."""
 
     @custom_vmap
-    def call(rows, ticket, columns, stamp, after):
-        n, k = rows[0].shape[0], len(columns)
+    def call(rows, ticket, tables, after):
+        n, k = rows[0].shape[0], len(specs)
         results: list[Any] = [
-            jax.ShapeDtypeStruct((n, w, *c.shape[3:]), c.dtype) for c, w in zip(columns, plan.lengths, strict=True)
+            jax.ShapeDtypeStruct((n, w, *c.shape[3:]), c.dtype) for c, w in zip(specs, plan.lengths, strict=True)
         ]
         results += [jax.ShapeDtypeStruct((n, w), jnp.bool_) for w in plan.lengths]
         results += [jax.ShapeDtypeStruct((n,), jnp.bool_), jax.ShapeDtypeStruct((1,), jnp.int32)]
         got = _registry.call(
-            "gear_rdma_fetch", results, _operands(rows, ticket, columns, stamp, after),
-            **_attributes(remote, plan, columns, any_generation, tries),
+            "gear_rdma_fetch", results, _operands(rows, ticket, tables, after),
+            **_attributes(remote, plan, specs, tables, any_generation, tries),
         )  # fmt: skip
         return got[:k], got[k : 2 * k], got[-2], got[-1]
 
     @call.def_vmap
-    def _rule(size, batched, rows, ticket, columns, stamp, after):
-        if any(batched[2]) or batched[3]:
+    def _rule(size, batched, rows, ticket, tables, after):
+        if any(batched[2]):
             fix = "Expose the batch as partitions of one table, and fold it into the rows of one call."
             raise _no_vmap("rdma_fetch", "batched columns", fix)
         n = rows[0].shape[1 if batched[0][0] else 0]
         flat = tuple(x.reshape(size * n) for x in _registry.batch_all(size, rows, batched[0]))
         first = ticket[0] if batched[1] else ticket
-        data, masks, valid, last = call(flat, first, columns, stamp, [ticket, *after])
+        data, masks, valid, last = call(flat, first, tables, [ticket, *after])
         unfold = lambda x: x.reshape(size, n, *x.shape[1:])  # noqa: E731
         got = (*jax.tree.map(unfold, (data, masks, valid)), jnp.broadcast_to(last, (size, 1)))
         return got, jax.tree.map(lambda _: True, got)
@@ -361,15 +385,15 @@ def _fetch(remote: Remote, plan: Plan, any_generation: bool, tries: int):
     return call
 
 
-def _start(remote: Remote, plan: Plan, any_generation: bool, tries: int, queue: int, depth: int):
+def _start(remote: Remote, plan: Plan, specs, any_generation: bool, tries: int, queue: int, depth: int):
     @custom_vmap
-    def call(rows, ticket, columns, stamp, after):
+    def call(rows, ticket, tables, after):
         return tuple(
             _registry.call(
                 "gear_rdma_fetch_start",
                 [jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)],
-                _operands(rows, ticket, columns, stamp, after),
-                **_attributes(remote, plan, columns, any_generation, tries),
+                _operands(rows, ticket, tables, after),
+                **_attributes(remote, plan, specs, tables, any_generation, tries),
                 queue=np.int64(queue), depth=np.int64(depth),
             )
         )  # fmt: skip

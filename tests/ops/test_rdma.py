@@ -169,6 +169,64 @@ def test_two_halves(job, name):
     ops.release_queue(9)
 
 
+def structs(tree):
+    """What stands for a process's own arrays, of one device."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree)
+
+
+@pytest.mark.parametrize("how", ["pmap", "shard_map", "jit"])
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.devices(4))])
+def test_without_the_arrays(job, devices, halves, how):
+    """Shapes and dtypes stand for what the session exposes: a pmap on a GPU takes nothing in pinned_host."""
+    j, window = job(devices=devices, step_shape=(5,)), Window(-1, 5)
+    rows = j.rows((devices,), 40)
+    whole = two_halves(j, window) if halves else fetch(j, window)
+    f = lambda rows: whole(structs(j.own), rows)  # noqa: E731
+    if how == "shard_map":
+        spec = jax.sharding.PartitionSpec("x")
+        run = jax.jit(jax.shard_map(f, mesh=j.mesh(), in_specs=(spec,), out_specs=spec))
+        got = run([x.reshape(-1) for x in rows])
+        got = jax.tree.map(lambda x: np.asarray(x).reshape(devices, -1, *x.shape[1:]), got)
+    elif how == "pmap":
+        # In NumPy before it is cut: XLA, which cuts what lies on several devices, may flush what is denormal.
+        got = jax.tree.map(np.asarray, jax.pmap(f, devices=jax.devices()[:devices])(list(rows)))
+    else:
+        got = jax.tree.map(lambda *x: jnp.stack(x), *(jax.jit(f)([x[i] for x in rows]) for i in range(devices)))
+    for i in range(devices):
+        assert_same_bits(jax.tree.map(lambda x: x[i], got), j.wanted([x[i] for x in rows], window))  # noqa: B023
+
+
+@pytest.mark.parametrize("how", ["pmap", "jit"])
+def test_read_without_the_arrays(job, how):
+    j = job()
+    j.lose(2)
+    f = lambda ticket: ops.rdma_read(j.remote, structs(j.own), ticket=ticket)  # noqa: E731
+    run = jax.jit(f) if how == "jit" else jax.pmap(f, devices=jax.devices()[:1])
+    (columns, stamp), here, ticket = run(jnp.zeros((1, 1)[how == "jit" :], jnp.int32))
+    one = (lambda x: x) if how == "jit" else (lambda x: x[0])
+    np.testing.assert_array_equal(one(here), [True, True, False])
+    for name, x in columns.items():
+        assert_same_bits(one(x)[:2], j.columns[name][:2])
+    assert_same_bits(one(stamp)[:2], j.stamp[:2])
+    assert not one(stamp)[2].any() and not one(ticket).any()
+
+
+def test_arrays_and_what_stands_for_them_do_not_mix(job):
+    j = job()
+    rows, (columns, stamp) = list(j.rows((), 3)), j.own
+    text = r"rdma_fetch: columns, stamp\[{}\]: got .*, wanted a jax.ShapeDtypeStruct, as others are\. Pass arrays, or"
+    with pytest.raises(TypeError, match=text.format(2)):
+        fetch(j)((structs(columns), stamp), rows)
+    with pytest.raises(TypeError, match=text.format(0)):
+        fetch(j)((columns, structs(stamp)), rows)
+    with pytest.raises(ValueError, match=r"stamp: got uint32\[2, 4\], wanted uint32\[2, 3\]"):
+        fetch(j)((structs(columns), jax.ShapeDtypeStruct((2, 4), np.uint32)), rows)
+    wrong = {name: jax.ShapeDtypeStruct((2, 3, 8, 3), x.dtype) for name, x in columns.items()}
+    with pytest.raises(FAILED, match=r"region 0 of process 0: got .* bytes, wanted"):
+        jax.block_until_ready(fetch(j)((wrong, structs(stamp)), rows))
+
+
 @pytest.mark.parametrize("how", ["shard_map", "pmap"])
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.devices(4)
@@ -177,7 +235,7 @@ def test_over_devices(job, how, halves):
     rows = j.rows((4,), 9)
     f = two_halves(j, window) if halves else fetch(j, window)
     if how == "pmap" and GPU:
-        pytest.skip("pmap takes no arrays in pinned_host")
+        pytest.skip("pmap takes no arrays in pinned_host: test_without_the_arrays")
     if how == "shard_map":
         spec = jax.sharding.PartitionSpec("x")
         run = jax.jit(jax.shard_map(f, mesh=j.mesh(), in_specs=(spec, spec), out_specs=spec))
