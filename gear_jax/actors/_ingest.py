@@ -239,7 +239,9 @@ class Ingest:
             state, handles = self._replay.add(state, self._tree, lengths, priorities, rows, versions)
         # The slots are the actors' again when this returns, and programs run when they like: the columns are what has
         # been read out of them.
-        jax.block_until_ready((state.columns, handles))
+        handles.slot.copy_to_host_async()  # both beside the rest: a GPU takes as long for one as for a small batch
+        handles.generation.copy_to_host_async()
+        jax.block_until_ready(state.columns)
         return state, jax.tree.map(lambda x: np.asarray(x)[at], handles)
 
     def _picked(self, found: Drained, at: np.ndarray, a: int) -> Any:

@@ -232,7 +232,7 @@ class _Memory:
     def _gpu_array(self, shape: tuple[int, ...], dtype: np.dtype, view: _View, device: int) -> jax.Array:
         try:
             return jax.dlpack.from_dlpack(_cupy.array(self.pointer, shape, dtype, view, device))
-        except (BufferError, TypeError, ValueError) as e:
+        except (BufferError, TypeError, ValueError, jax.errors.JaxRuntimeError) as e:
             raise type_error(
                 "External.array", got=f"dtype {dtype} ({e})", wanted="one that CuPy and DLPack have",
                 fix="Read the table by External.addresses(); or make it of unsigned integers, and "
