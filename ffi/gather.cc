@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ffi/copy_past_caches.h"
 #include "ffi/pointers.h"
 
 namespace gear_jax {
@@ -36,6 +37,7 @@ int64_t Gather::Prepare(int64_t threads) {
   for (const GatherColumn& c : columns) total += rows * c.window.length * c.step_bytes;
   for (const GatherMask& m : masks) total += rows * m.window.length;
   const int64_t task_bytes = TaskBytes(total, threads);
+  past_caches_ = total >= kPastCachesBytes;
   pieces_.clear();
   for (size_t i = 0; i < columns.size(); ++i) {
     const int64_t bytes = rows * columns[i].window.length * columns[i].step_bytes;
@@ -70,6 +72,7 @@ void Gather::Run(int64_t task) {
     FillRow(column, row, at - row * row_bytes, end - row * row_bytes);
     at = end;
   }
+  if (past_caches_) FencePastCaches();
 }
 
 // Whole rows of a single step of one machine word: a fixed-size move each, so that cache misses overlap. False if the
@@ -122,7 +125,13 @@ void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int
   if (data_begin > begin) FillPad(column, out + begin, data_begin - begin);
   if (data_end > data_begin) {
     const uint8_t* from = SlotBegin(column, row) + seen.step * step_bytes;
-    std::memcpy(out + data_begin, from + (data_begin - seen.element * step_bytes), data_end - data_begin);
+    const int64_t bytes = data_end - data_begin;
+    from += data_begin - seen.element * step_bytes;
+    if (past_caches_ && bytes >= kLeastPastCaches) {
+      CopyPastCaches(out + data_begin, from, bytes);
+    } else {
+      std::memcpy(out + data_begin, from, bytes);
+    }
   }
   if (end > data_end) FillPad(column, out + data_end, end - data_end);
 }

@@ -127,6 +127,7 @@ class Gather : public Work, public GatherCall {
   void FillMask(const GatherMask& mask, int64_t begin, int64_t end) const;
 
   std::vector<Piece> pieces_;
+  bool past_caches_ = false;
 };
 
 }  // namespace gear_jax

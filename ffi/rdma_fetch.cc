@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "ffi/copy_past_caches.h"
 #include "ffi/seqlock.h"
 #include "ffi/staged_gather.h"
 
@@ -135,6 +136,7 @@ void Fetch::Start(std::function<void()> ended) {
 
 void Fetch::Run(int64_t task) {
   for (int64_t row = tasks_[task].begin; row < tasks_[task].end; ++row) FillRow(row);
+  FencePastCaches();
   Part();
 }
 
@@ -207,9 +209,14 @@ void Fetch::FillOwnRow(int64_t row) {
       const GatherColumn& column = gather.columns[k];
       const Visible seen = gather.RowVisible(column.window, row);
       if (seen.count == 0 || column.step_bytes == 0) continue;
-      std::memcpy(column.out + (row * column.window.length + seen.element) * column.step_bytes,
-                  OwnTable(row, k) + (gather.slot[row] * gather.steps + seen.step) * column.step_bytes,
-                  seen.count * column.step_bytes);
+      uint8_t* const to = column.out + (row * column.window.length + seen.element) * column.step_bytes;
+      const uint8_t* const from = OwnTable(row, k) + (gather.slot[row] * gather.steps + seen.step) * column.step_bytes;
+      const int64_t bytes = seen.count * column.step_bytes;
+      if (bytes_ >= kPastCachesBytes && bytes >= kLeastPastCaches) {
+        CopyPastCaches(to, from, bytes);
+      } else {
+        std::memcpy(to, from, bytes);
+      }
     }
     FenceBeforeClosing();
     state = JudgeAfter(row, LoadStamp(stamp));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ffi/copy_past_caches.h"
 #include "ffi/seqlock.h"
 
 namespace gear_jax {
@@ -26,6 +27,7 @@ int64_t Scatter::Prepare(int64_t threads) {
   copies_.clear();
   int64_t total = 0;
   for (const ScatterColumn& column : columns) {
+    const bool past_caches = slots * steps * column.step_bytes >= kPastCachesBytes;
     for (int64_t row = 0; row < rows; ++row) {
       if (Skipped(row)) continue;
       const int64_t wanted = std::min<int64_t>(length[row], column.value_steps);
@@ -37,7 +39,8 @@ int64_t Scatter::Prepare(int64_t threads) {
       const uint8_t* from =
           column.values + (ValueRow(row) * column.value_steps + begin - start[row]) * column.step_bytes;
       for (int64_t at = 0; at < bytes; at += kPieceBytes) {
-        copies_.push_back({to + at, from + at, std::min(kPieceBytes, bytes - at)});
+        const int64_t piece = std::min(kPieceBytes, bytes - at);
+        copies_.push_back({to + at, from + at, piece, past_caches && piece >= kLeastPastCaches});
       }
       total += bytes;
     }
@@ -71,8 +74,14 @@ void Scatter::StampAll(bool open) {
 
 void Scatter::Run(int64_t task) {
   for (int64_t i = pieces_[task].first; i < pieces_[task].second; ++i) {
-    std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes);
+    const auto& [to, from, bytes, past_caches] = copies_[i];
+    if (past_caches) {
+      CopyPastCaches(to, from, bytes);
+    } else {
+      std::memcpy(to, from, bytes);
+    }
   }
+  FencePastCaches();
   // Whoever ends the last task has seen all others end.
   if (stamp != nullptr && left_.fetch_sub(1, std::memory_order_acq_rel) == 1) StampAll(false);
 }

@@ -72,6 +72,7 @@ class Scatter : public Work, public ScatterCall {
     uint8_t* to;
     const uint8_t* from;
     int64_t bytes;
+    bool past_caches;
   };
   void StampAll(bool open);
 

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ffi/copy_past_caches.h"
 #include "ffi/pointers.h"
 
 namespace gear_jax {
@@ -193,6 +194,17 @@ TEST(Gather, OneRowOverSeveralTasks) {
   gather.Prepare(8);
   DrainWith(gather, 3);
   table.Check(windows, {0});
+}
+
+TEST(Gather, BatchesThatNoCacheHolds) {
+  const std::vector<Window> windows{{0, 40, false, Pad::kAround}, {-3, 5, true, Pad::kHead}};
+  static_assert(300 * 45 * 1301 >= kPastCachesBytes);
+  Table table(9, 40, 1301, 300, 5);
+  Gather gather;
+  table.Bind(gather, windows, {7});
+  gather.Prepare(4);
+  DrainWith(gather, 4);
+  table.Check(windows, {7});
 }
 
 TEST(Gather, TasksRunInAnyOrder) {

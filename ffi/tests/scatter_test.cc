@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ffi/copy_past_caches.h"
 #include "ffi/seqlock.h"
 
 namespace gear_jax {
@@ -114,6 +115,11 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ScatterSizes,
                          testing::Combine(testing::Values(1, 3, 17, 4099), testing::Values(0, 1, 2, 31)));
 
 TEST(Scatter, SeveralColumns) { Fixture(40, 50, 40, {{1, 50}, {3, 20}, {1031, 50}}).RunAndCheck(4); }
+
+TEST(Scatter, TablesThatNoCacheHolds) {
+  static_assert(80 * 50 * 4297 >= kPastCachesBytes && 20 * 50 < kLeastPastCaches);
+  Fixture(80, 50, 40, {{4297, 50}, {20, 50}}).RunAndCheck(4);
+}
 
 TEST(Scatter, LongRowsAreSplit) {
   Fixture fixture(2, 3, 2, {{(1 << 20) + 3, 3}});
