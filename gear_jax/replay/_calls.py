@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from gear_jax.ops._place import memory_kind
 from gear_jax.replay import _memory, _state
 from gear_jax.replay._config import Config, check_divides
 from gear_jax.replay._mesh import Placement, broadcast
-from gear_jax.replay._state import Handle, ReplayState, Sample
+from gear_jax.replay._state import Handle, ReplayState, Sample, with_fields
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ReplayState))
 # What a call changes of a state, where that is not all of it. The rest stays out of the results of the compiled call,
@@ -43,6 +44,15 @@ _LAYOUTS = {
 }
 
 
+class _Program(NamedTuple):
+    """A compiled call: it takes the fields of a state that it changes, those that it only reads, and its arguments, and
+    returns the changed ones and the result. Lists, because jit goes through them faster than through dictionaries."""
+
+    call: Callable
+    changed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
 class Calls:
     """The calls of a table. `function(config, state, *args)` returns the next state and something beside it.
 
@@ -55,6 +65,8 @@ class Calls:
     def __init__(self, config: Config, placement: Placement | None, donate: bool):
         self.config, self.placement, self.donate = config, placement, donate
         self._compiled: dict[str, Any] = {}
+        self._programs: dict[str, _Program] = {}
+        self._last: Callable[[], ReplayState | None] = lambda: None  # what the last call outside jit returned
         self._shardings: dict[Any, list[NamedSharding]] = {}
 
     def init(self, function: Callable, key: jax.Array) -> Any:
@@ -90,16 +102,12 @@ class Calls:
         if traced(state.ticket, *jax.tree.leaves(args)):
             return self._checked(name, function, state, *args)
         check_alive(name, state)
-        state = self.placed(state)
-        changed = _CHANGED.get(name, FIELDS)
-        if name == "update_priorities" and self.config.remote is not None:
-            changed = (*changed, "remote")
-        if changed is _SAMPLED and self.config.selector.times is not None:
-            changed += _DRAWN
-        fields = {name: getattr(state, name) for name in FIELDS}
-        fields = {name: fields.pop(name) for name in changed}, fields
+        if self._last() is not state:  # what a call has returned lies where the calls want it
+            state = self.placed(state)
+        program = self._programs.get(name) or self._jitted(name, function)
+        fields = vars(state)
         try:
-            after, result = self._jitted(name, function)(*fields, *args)
+            after, result = program.call([fields[x] for x in program.changed], [fields[x] for x in program.kept], *args)
         except ValueError as e:
             if "external reference" not in str(e):
                 raise
@@ -109,23 +117,37 @@ class Calls:
                 fix="Read columns with replay.sample or ops.gather, or look at a copy: "
                 "jax.device_put(column, jax.memory.Space.Device).",
             ) from e  # fmt: skip
-        return state.replace(**after), result
+        state = with_fields(state, program.changed, after)
+        self._last = weakref.ref(state)
+        return state, result
 
-    def _jitted(self, name: str, function: Callable) -> Callable:
-        if name not in self._compiled:
-            # `out` of a sample is given up also where the state is kept.
-            donated = ((0,) if self.donate else ()) + ((4,) if name == "sample" else ())
-            if name.startswith("sample") and self.config.rows is not None:
-                donated = ()  # it may fail because of another process, and the state is not to go with it
-            run = functools.partial(self._split, name, function)
-            self._compiled[name] = jax.jit(run, static_argnums=_STATIC.get(name, ()), donate_argnums=donated)
-        return self._compiled[name]
+    def _jitted(self, name: str, function: Callable) -> "_Program":
+        # `out` of a sample is given up also where the state is kept.
+        donated = ((0,) if self.donate else ()) + ((4,) if name == "sample" else ())
+        if name.startswith("sample") and self.config.rows is not None:
+            donated = ()  # it may fail because of another process, and the state is not to go with it
+        changed = self._changed(name)
+        kept = tuple(x for x in FIELDS if x not in changed)
+        run = functools.partial(self._split, name, function, (*changed, *kept))
+        call = jax.jit(run, static_argnums=_STATIC.get(name, ()), donate_argnums=donated)
+        self._compiled[name] = call
+        return self._programs.setdefault(name, _Program(call, changed, kept))
 
-    def _split(self, name: str, function: Callable, changed: dict[str, Any], kept: dict[str, Any], *args: Any):
+    def _changed(self, name: str) -> tuple[str, ...]:
+        """The fields of a state that a call changes."""
+        changed = _CHANGED.get(name, FIELDS)
+        if name == "update_priorities" and self.config.remote is not None:
+            changed = (*changed, "remote")
+        if changed is _SAMPLED and self.config.selector.times is not None:
+            changed += _DRAWN
+        return changed
+
+    def _split(self, name: str, function: Callable, names: tuple[str, ...], changed: list, kept: list, *args: Any):
         """A function of a state, from and to the fields that it changes; runs at trace time only."""
         # Static arguments of jit keep their places: (changed, kept) stand for the state and what binds the function.
-        state, result = self._checked(name, function, ReplayState(**changed, **kept), *args)
-        return {field: getattr(state, field) for field in changed}, result
+        state = ReplayState(**dict(zip(names, (*changed, *kept), strict=True)))
+        state, result = self._checked(name, function, state, *args)
+        return [getattr(state, field) for field in names[: len(changed)]], result
 
     def _checked(self, name: str, function: Callable, state: ReplayState, *args: Any):
         """Calls a function of a state that has been seen to be of this table; runs at trace time only."""

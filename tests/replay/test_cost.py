@@ -1,17 +1,19 @@
-"""One compilation for any number of calls; the memory that an insertion takes."""
+"""One compilation for any number of calls; what a call costs beside its work; the memory that an insertion takes."""
 
 import dataclasses
 import logging
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import jax
 import numpy as np
 import pytest
 
 import gear_jax as gear
-from gear_jax.selectors import Fifo
+from gear_jax.replay import _memory
+from gear_jax.selectors import Fifo, Prioritized
 
 TRACES = []
 
@@ -52,6 +54,37 @@ def test_one_compilation_for_any_number_of_calls(make, rows, caplog):
         # The log does show compilations.
         state, _ = replay.sample(state, jax.random.key(0), 7)
         assert [r for r in caplog.records if "Compiling" in r.getMessage()]
+
+
+def test_what_a_call_does_not_change_are_the_same_arrays(make, rows, filled):
+    replay = make(Prioritized())
+    first, handles = filled(replay, 4)
+    second, _ = replay.sample(first, jax.random.key(0), 6)
+    third = replay.update_priorities(second, handles, np.ones(4, np.float32))
+    same = {f.name for f in dataclasses.fields(first) if getattr(first, f.name) is getattr(second, f.name)}
+    assert same == {f.name for f in dataclasses.fields(first)} - {"counters", "ticket"}
+    same = {f.name for f in dataclasses.fields(first) if getattr(second, f.name) is getattr(third, f.name)}
+    assert {"columns", "length", "generation", "sequence", "cursor", "clock"} <= same
+
+
+def test_a_state_that_a_call_has_returned_is_not_looked_at_again(make, rows, filled, monkeypatch):
+    replay, keeping = make(), make(donate=False)
+    looked = []
+    monkeypatch.setattr(_memory, "place", lambda config, placement, state: looked.append(1) or state)
+    state, _ = filled(replay, 4)
+    assert len(looked) == 1  # at what init made
+    for i in range(3):
+        state, _ = replay.sample(state, jax.random.key(i), 6)
+        state, _ = replay.add(state, rows([i]), np.ones(1, np.int32))
+    assert len(looked) == 1
+    state, _ = replay.sample(state.replace(max_priority=state.max_priority + 1), jax.random.key(0), 6)
+    assert len(looked) == 2
+    for _ in range(2):  # another replay's, and then an old one
+        keeping.sample(state, jax.random.key(0), 6)
+    assert len(looked) == 4
+    last = weakref.ref(state)
+    del state
+    assert last() is None  # the replay keeps no table that nobody else has
 
 
 @pytest.mark.cpu
