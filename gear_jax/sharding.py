@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gear_jax import external
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops import Addresses
-from gear_jax.ops._registry import int32
+from gear_jax.ops._registry import int32_where_it_is
 from gear_jax.replay import Replay, ReplayState
 from gear_jax.replay._calls import check_alive
 from gear_jax.replay._mesh import Placement
@@ -148,7 +148,7 @@ def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: An
             "process_rows: replay", got="one without a mesh", wanted="make_replay(..., mesh=mesh)",
             fix="Give the rows to add as they are.",
         )  # fmt: skip
-    lengths = np.asarray(int32("lengths", np.asarray(lengths)))
+    lengths = np.asarray(int32_where_it_is("lengths", np.asarray(lengths)))
     a = int(lengths.shape[0])
     room = a if rows is None else rows
     sharding = placement.sharding(placement.held)

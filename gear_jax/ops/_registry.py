@@ -117,7 +117,7 @@ def ids(what: str, x: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
 
 def where_they_are(what: str, x: Any, shape: tuple[int, ...] | None = None) -> jax.Array | np.ndarray:
     """The same, on the host as long as it was nowhere else: a NumPy array unless `x` is JAX's."""
-    x = _int32(what, x)
+    x = int32_where_it_is(what, x)
     if (x.ndim != 1) if shape is None else (x.shape != shape):
         wanted = "one dimension" if shape is None else f"shape {shape}"
         raise value_error(what, got=f"shape {x.shape}", wanted=wanted, fix="Give one number for each row.")
@@ -130,12 +130,15 @@ def int32(what: str, x: Any) -> jax.Array:
     Raises:
       TypeError: if it does not hold integers.
     """
-    return jnp.asarray(_int32(what, x))
+    return jnp.asarray(int32_where_it_is(what, x))
 
 
-def _int32(what: str, x: Any) -> jax.Array | np.ndarray:
+def int32_where_it_is(what: str, x: Any) -> jax.Array | np.ndarray:
+    """The same, a NumPy array of its own unless `x` is JAX's: jit takes one in less time than JAX makes an array."""
     xp = jnp if isinstance(x, jax.Array) else np  # jax would cut a NumPy int64 before we see it
     x = xp.asarray(x)
+    if x.dtype == np.int32:
+        return x if xp is jnp else x.copy()
     if not jnp.issubdtype(x.dtype, jnp.integer):
         if x.size or xp is jnp:
             dtype = jax.dtypes.canonicalize_dtype(x.dtype)

@@ -14,7 +14,7 @@ import numpy as np
 from gear_jax import _axis, ops
 from gear_jax._axis import Axis
 from gear_jax._errors import value_error
-from gear_jax.ops._registry import int32
+from gear_jax.ops._registry import int32, int32_where_it_is
 from gear_jax.replay._config import Config
 from gear_jax.replay._state import Limits, ReplayState, add64, index
 from gear_jax.selectors import Selection
@@ -28,13 +28,13 @@ class Left(enum.IntEnum):
     REFUSED = 2
 
 
-def each(version: Any, rows: int) -> jax.Array:
-    """A version, or one for each of the rows, as `int32[rows]`."""
-    version = int32("version", version)
+def each(version: Any, rows: int) -> jax.Array | np.ndarray:
+    """A version, or one for each of the rows, as `int32[rows]`, where it is."""
+    version = int32_where_it_is("version", version)
     if version.shape not in ((), (rows,)):
         fix = "Give one version for each row, or one for all."
         raise value_error("version", got=f"shape {version.shape}", wanted=f"() or {(rows,)}", fix=fix)
-    return jnp.broadcast_to(version, (rows,))
+    return (jnp if isinstance(version, jax.Array) else np).broadcast_to(version, (rows,))
 
 
 def versions(config: Config, state: ReplayState, version: Any, rows: int) -> jax.Array | None:
@@ -44,7 +44,7 @@ def versions(config: Config, state: ReplayState, version: Any, rows: int) -> jax
             return None
         fix = "Write make_replay(..., max_staleness=k)."
         raise value_error("version", got="a version", wanted="None: this replay has no max_staleness", fix=fix)
-    return each(_kept(state).current[0] if version is None else version, rows)
+    return jnp.asarray(each(_kept(state).current[0] if version is None else version, rows))
 
 
 def refuse(config: Config, state: ReplayState, partition: jax.Array, version: jax.Array, lengths: jax.Array):

@@ -10,7 +10,7 @@ from gear_jax import ops
 from gear_jax._errors import type_error, value_error
 from gear_jax.ops._gather_start import Queue, check_depth
 from gear_jax.ops._place import check_memory, default_device, memory_kind, tracing
-from gear_jax.ops._registry import in_host_memory, int32
+from gear_jax.ops._registry import in_host_memory, int32_where_it_is
 from gear_jax.replay import _append, _insert, _limits, _memory, _mesh, _processes, _sample, _state, _statistics
 from gear_jax.replay._calls import Calls, check_alive, recyclable, traced
 from gear_jax.replay._config import Config, make_config
@@ -299,12 +299,12 @@ class Replay(Connected):
           TypeError, ValueError: for shapes, dtypes or columns that do not match the table.
         """
         if not isinstance(lengths, jax.Array):  # jit would cut a NumPy int64 before we see it
-            lengths = int32("lengths", lengths)
+            lengths = int32_where_it_is("lengths", lengths)
         version = version if version is None else _limits.each(version, jnp.shape(lengths)[0])
         if rows is not None and self.placement is not None:
             fix = "Leave rows out, and pass the rows themselves."
             raise value_error("add: rows", got="rows of a table over a mesh", wanted="None there", fix=fix)
-        rows = rows if rows is None else int32("rows", rows)
+        rows = rows if rows is None else int32_where_it_is("rows", rows)
         return self._run("add", _insert.add, state, trajectories, lengths, priorities, rows, version)
 
     def append(
@@ -347,7 +347,7 @@ class Replay(Connected):
         Raises:
           ValueError: if the replay has no `max_staleness`.
         """
-        version = version if isinstance(version, jax.Array) else int32("version", version)
+        version = version if isinstance(version, jax.Array) else int32_where_it_is("version", version)
         return self._run("expire", _limits.expire, state, version)[0]
 
     def sample(

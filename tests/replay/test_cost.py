@@ -8,6 +8,7 @@ import textwrap
 import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -85,6 +86,24 @@ def test_a_state_that_a_call_has_returned_is_not_looked_at_again(make, rows, fil
     last = weakref.ref(state)
     del state
     assert last() is None  # the replay keeps no table that nobody else has
+
+
+def test_numbers_of_numpy_go_into_a_call_as_they_are(make, rows, monkeypatch):
+    """JAX takes longer to make an array of them than a small call takes."""
+    replay = make(max_staleness=3)
+    one, numbers = np.ones(1, np.int64), rows([1, 2, 3])
+
+    def turn(state, version):
+        state, _ = replay.add(state, numbers, 2 * one, version=version * one, rows=one)
+        state, _ = replay.add(state, numbers, [1, 2, 3], version=version)
+        return replay.expire(state, version)
+
+    state = turn(replay.init(), 1)
+    with monkeypatch.context() as m:
+        m.setattr(jnp, "asarray", lambda *_, **__: pytest.fail("made an array"))
+        m.setattr(jnp, "broadcast_to", lambda *_, **__: pytest.fail("made an array"))
+        state = turn(state, 2)
+    assert replay.stats(state)["inserted"] == 8 and replay.stats(state)["version"] == 2
 
 
 @pytest.mark.cpu
