@@ -38,9 +38,12 @@ struct RowRead {
 // The rows of a launch.
 struct GatherRows {
   int64_t rows, slots, steps;
-  const int32_t *slot, *anchor, *length;
+  const int32_t *slot, *anchor, *length;  // anchor and length may be null, as in GatherCall
 
-  GEAR_JAX_HD RowRead Read(int32_t row) const { return {row, slot[row], anchor[row], length[row]}; }
+  GEAR_JAX_HD RowRead Read(int32_t row) const {
+    const int32_t all = static_cast<int32_t>(steps);
+    return {row, slot[row], anchor == nullptr ? 0 : anchor[row], length == nullptr ? all : length[row]};
+  }
 
   GEAR_JAX_HD Visible See(const Window& window, const RowRead& read) const {
     if (read.slot < 0 || read.slot >= slots) return Visible{};

@@ -20,8 +20,8 @@ struct ScatterEntry {
 
 struct ScatterRows {
   int64_t rows, slots, steps;
-  const int32_t *slot, *start, *length;
-  const int32_t* from;  // the row of the values that each takes; null: the same
+  const int32_t *slot, *start, *length;  // start and length may be null, as in ScatterCall
+  const int32_t* from;                   // the row of the values that each takes; null: the same
   int64_t value_rows;
 };
 
@@ -51,10 +51,10 @@ inline int64_t Units(const ScatterCall& call, const ScatterEntry& entry) {
 // Chunk k of what a row writes.
 GEAR_JAX_HD inline ChunkPlan PlanScatter(const ScatterRows& rows, const ScatterEntry& entry, int64_t row, int64_t k) {
   const auto clip = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
-  const int64_t slot = rows.slot[row], start = rows.start[row];
+  const int64_t slot = rows.slot[row], start = rows.start == nullptr ? 0 : rows.start[row];
   const int64_t from = rows.from == nullptr ? row : rows.from[row];
   if (Skipped(rows, row)) return ChunkPlan{};
-  const int64_t wanted = clip(rows.length[row], 0, entry.value_steps);
+  const int64_t wanted = rows.length == nullptr ? entry.value_steps : clip(rows.length[row], 0, entry.value_steps);
   const int64_t begin = clip(start, 0, rows.steps);
   const int64_t end = clip(start + wanted, begin, rows.steps);
   const int64_t bytes = (end - begin) * entry.step_bytes;

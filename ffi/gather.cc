@@ -98,7 +98,7 @@ bool Gather::Words(const GatherColumn& column, int64_t begin, int64_t end) const
   Word pad;
   FillPad(column, reinterpret_cast<uint8_t*>(&pad), sizeof(Word));
   for (int64_t row = begin; row < end; ++row) {
-    const bool visible = slot[row] >= 0 && slot[row] < slots && length[row] > 0;
+    const bool visible = slot[row] >= 0 && slot[row] < slots && Length(row) > 0;
     Word value;
     std::memcpy(&value, column.table + (visible ? slot[row] : 0) * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
     value = visible ? value : pad;
@@ -140,7 +140,7 @@ void Gather::FillMask(const GatherMask& mask, int64_t begin, int64_t end) const 
   const int64_t width = mask.window.length;
   if (IsWhole(mask.window)) {
     for (int64_t row = begin; row < end; ++row) {
-      mask.out[row] = (slot[row] >= 0) & (slot[row] < slots) & (length[row] > 0) & (steps > 0);
+      mask.out[row] = (slot[row] >= 0) & (slot[row] < slots) & (Length(row) > 0) & (steps > 0);
     }
     return;
   }

@@ -89,8 +89,8 @@ struct GatherCall {
   int64_t slots = 0;                // C
   int64_t steps = 0;                // T
   const int32_t* slot = nullptr;    // [rows]
-  const int32_t* anchor = nullptr;  // [rows]
-  const int32_t* length = nullptr;  // [rows]
+  const int32_t* anchor = nullptr;  // [rows]; null: 0
+  const int32_t* length = nullptr;  // [rows]; null: all steps
   std::vector<GatherColumn> columns;
   std::vector<GatherMask> masks;
   int64_t shards = 1;  // parts, of as many slots each, that the tables given by `GatherColumn::shards` are in
@@ -98,9 +98,12 @@ struct GatherCall {
   // The first row with a slot outside [0, slots), or -1.
   int64_t FirstBadRow() const;
 
+  int64_t Anchor(int64_t row) const { return anchor == nullptr ? 0 : anchor[row]; }
+  int64_t Length(int64_t row) const { return length == nullptr ? steps : length[row]; }
+
   // What a window shows of a row.
   Visible RowVisible(const Window& window, int64_t row) const {
-    return slot[row] < 0 || slot[row] >= slots ? Visible{} : See(window, anchor[row], length[row], steps);
+    return slot[row] < 0 || slot[row] >= slots ? Visible{} : See(window, Anchor(row), Length(row), steps);
   }
 };
 

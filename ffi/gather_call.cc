@@ -70,8 +70,10 @@ ffi::ErrorOr<GatherCall> ReadGatherTables(ffi::Buffer<ffi::S32> slot, ffi::Buffe
   call.slots = attributes.slots;
   call.steps = attributes.steps;
   call.slot = slot.typed_data();
-  call.anchor = anchor.typed_data();
-  call.length = length.typed_data();
+  // A step has neither where slots are not made of steps: numbers that are not there need no kernel to make them.
+  const bool given = attributes.masks || anchor.element_count() + length.element_count() > 0;
+  call.anchor = given ? anchor.typed_data() : nullptr;
+  call.length = given ? length.typed_data() : nullptr;
   const size_t columns = attributes.offsets.size();
   const Int64s& layouts = attributes.layouts;
   if (layouts.size() != 0 && layouts.size() != 2 * columns) {

@@ -39,8 +39,8 @@ struct GatherAttributes {
   Int64s layouts = {};
 };
 
-// What is read: the call without memory for its results. Operands: slot, anchor, length, ticket, columns..., then
-// buffers that are only waited for or written over.
+// What is read: the call without memory for its results. Operands: slot, anchor, length (or neither of these two,
+// without `masks`), ticket, columns..., then buffers that are only waited for or written over.
 xla::ffi::ErrorOr<GatherCall> ReadGatherTables(xla::ffi::Buffer<xla::ffi::S32> slot,
                                                xla::ffi::Buffer<xla::ffi::S32> anchor,
                                                xla::ffi::Buffer<xla::ffi::S32> length, xla::ffi::RemainingArgs args,

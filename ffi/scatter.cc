@@ -14,10 +14,12 @@ constexpr int64_t kPieceBytes = 1 << 20;  // a long row is copied by several thr
 }  // namespace
 
 int64_t ScatterCall::FirstBadRow() const {
+  if (columns.empty()) return -1;
   for (int64_t row = 0; row < rows; ++row) {
-    if (slot[row] == -1 || length[row] == 0) continue;
-    const bool inside = slot[row] >= 0 && slot[row] < slots && start[row] >= 0 && length[row] >= 0 &&
-                        static_cast<int64_t>(start[row]) + length[row] <= steps && ValueRow(row) >= 0;
+    const int64_t begin = Start(row), count = Length(row, columns[0]);
+    if (slot[row] == -1 || count == 0) continue;
+    const bool inside =
+        slot[row] >= 0 && slot[row] < slots && begin >= 0 && count >= 0 && begin + count <= steps && ValueRow(row) >= 0;
     if (!inside) return row;
   }
   return -1;
@@ -30,14 +32,13 @@ int64_t Scatter::Prepare(int64_t threads) {
     const bool past_caches = slots * steps * column.step_bytes >= kPastCachesBytes;
     for (int64_t row = 0; row < rows; ++row) {
       if (Skipped(row)) continue;
-      const int64_t wanted = std::min<int64_t>(length[row], column.value_steps);
-      const int64_t begin = std::clamp<int64_t>(start[row], 0, steps);
-      const int64_t end = std::clamp<int64_t>(static_cast<int64_t>(start[row]) + wanted, begin, steps);
+      const int64_t wanted = std::min(Length(row, column), column.value_steps), first = Start(row);
+      const int64_t begin = std::clamp<int64_t>(first, 0, steps);
+      const int64_t end = std::clamp(first + wanted, begin, steps);
       const int64_t bytes = (end - begin) * column.step_bytes;
       if (bytes == 0) continue;
       uint8_t* to = column.table + (slot[row] * steps + begin) * column.step_bytes;
-      const uint8_t* from =
-          column.values + (ValueRow(row) * column.value_steps + begin - start[row]) * column.step_bytes;
+      const uint8_t* from = column.values + (ValueRow(row) * column.value_steps + begin - first) * column.step_bytes;
       for (int64_t at = 0; at < bytes; at += kPieceBytes) {
         const int64_t piece = std::min(kPieceBytes, bytes - at);
         copies_.push_back({to + at, from + at, piece, past_caches && piece >= kLeastPastCaches});

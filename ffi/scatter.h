@@ -31,8 +31,8 @@ struct ScatterCall {
   int64_t slots = 0;                // C
   int64_t steps = 0;                // T
   const int32_t* slot = nullptr;    // [rows]
-  const int32_t* start = nullptr;   // [rows]
-  const int32_t* length = nullptr;  // [rows]
+  const int32_t* start = nullptr;   // [rows]; null: 0
+  const int32_t* length = nullptr;  // [rows]; null: all of a column's value_steps
   std::vector<ScatterColumn> columns;
   const int32_t* from = nullptr;          // [rows], the row of the values that each takes; null: row a takes row a
   int64_t value_rows = 0;                 // R, where `from` is given; a row that takes one outside [0, R) is skipped
@@ -43,6 +43,11 @@ struct ScatterCall {
   int64_t ValueRow(int64_t row) const {
     if (from == nullptr) return row;
     return from[row] >= 0 && from[row] < value_rows ? from[row] : -1;
+  }
+
+  int64_t Start(int64_t row) const { return start == nullptr ? 0 : start[row]; }
+  int64_t Length(int64_t row, const ScatterColumn& column) const {
+    return length == nullptr ? column.value_steps : length[row];
   }
 
   bool Skipped(int64_t row) const { return slot[row] < 0 || slot[row] >= slots || ValueRow(row) < 0; }

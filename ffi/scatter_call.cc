@@ -22,8 +22,9 @@ ffi::ErrorOr<ScatterOperands> ReadScatter(ffi::Buffer<ffi::S32> slot, ffi::Buffe
   call.slots = slots;
   call.steps = steps;
   call.slot = slot.typed_data();
-  call.start = start.typed_data();
-  call.length = length.typed_data();
+  // Numbers that are not there need no kernel to make them.
+  call.start = start.element_count() > 0 ? start.typed_data() : nullptr;
+  call.length = length.element_count() > 0 ? length.typed_data() : nullptr;
 
   const size_t columns = rets.size() - (stamped && rets.size() > 0 ? 1 : 0);
   const bool picked = value_rows >= 0;
@@ -83,7 +84,7 @@ ffi::Error CheckScatter(const ScatterCall& call) {
   const int64_t bad = call.FirstBadRow();
   if (bad < 0) return ffi::Error::Success();
   std::ostringstream got, wanted;
-  got << "slot " << call.slot[bad] << ", start " << call.start[bad] << ", length " << call.length[bad];
+  got << "slot " << call.slot[bad] << ", start " << call.Start(bad) << ", length " << call.Length(bad, call.columns[0]);
   if (call.from != nullptr) got << ", row " << call.from[bad] << " of the values";
   wanted << "slot -1 or in [0, " << call.slots << ") and steps in [0, " << call.steps << ")";
   if (call.from != nullptr) wanted << " and rows in [0, " << call.value_rows << ")";

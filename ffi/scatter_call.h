@@ -18,8 +18,9 @@ struct ScatterOperands {
   std::vector<MovedArray> moved;  // columns whose result XLA did not put where the operand is
 };
 
-// Operands: slot, start, length, ticket, columns..., values..., the value row of each row (if `value_rows` is not -1),
-// the stamp and its values (if `stamped`). Results: the columns, in place, and the stamp, in place.
+// Operands: slot, start (or none), length (or none), ticket, columns..., values..., the value row of each row (if
+// `value_rows` is not -1), the stamp and its values (if `stamped`). Results: the columns, in place, and the stamp, in
+// place.
 xla::ffi::ErrorOr<ScatterOperands> ReadScatter(xla::ffi::Buffer<xla::ffi::S32> slot,
                                                xla::ffi::Buffer<xla::ffi::S32> start,
                                                xla::ffi::Buffer<xla::ffi::S32> length, xla::ffi::RemainingArgs args,

@@ -28,8 +28,8 @@ ffi::Error CheckOnHost(ScatterCall call, cudaStream_t stream) {
     return error;
   };
   cudaError_t error = fetch(slot, call.slot);
-  if (error == cudaSuccess) error = fetch(start, call.start);
-  if (error == cudaSuccess) error = fetch(length, call.length);
+  if (error == cudaSuccess && call.start != nullptr) error = fetch(start, call.start);
+  if (error == cudaSuccess && call.length != nullptr) error = fetch(length, call.length);
   if (error == cudaSuccess && call.from != nullptr) error = fetch(from, call.from);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   if (error != cudaSuccess) return CudaFailed("scatter, checking rows", Sizes(call), error);

@@ -90,6 +90,7 @@ TEST(Copy, GatherAgreesWithTheCpu) {
                     steps,         ids.slot.data(),
                     ids.at.data(), ids.length.data(),
                     {column},      {{mask.data(), column.window}}};
+    if (trial % 5 == 4) call.anchor = call.length = nullptr;
     const GatherRows where{rows, slots, steps, call.slot, call.anchor, call.length};
     GatherEntry entry = MakeEntry(call, call.columns[0]);
     for (int64_t unit = 0; unit < Units(call, entry); ++unit) {
@@ -146,6 +147,8 @@ TEST(Copy, ScatterAgreesWithTheCpu) {
     ScatterCall call{rows, slots, steps, ids.slot.data(), ids.at.data(), ids.length.data(), {}};
     call.columns.push_back({table.data(), values.data(), step_bytes, value_steps});
     if (trial % 2) call.from = from.data(), call.value_rows = value_rows;
+    if (trial % 3 == 2) call.start = nullptr;
+    if (trial % 7 == 6) call.length = nullptr;
     const ScatterRows where{rows, slots, steps, call.slot, call.start, call.length, call.from, call.value_rows};
     const ScatterEntry entry = MakeEntry(call, call.columns[0]);
     for (int64_t unit = 0; unit < Units(call, entry); ++unit) {

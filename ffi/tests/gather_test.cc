@@ -267,6 +267,22 @@ TEST(Gather, ATableInShards) {
   }
 }
 
+// What is not given is 0, and all steps.
+TEST(Gather, WithoutAnchorsAndLengths) {
+  for (const auto& [steps, step_bytes] : {std::tuple<int64_t, int64_t>{9, 7}, {1, 4}, {1, 3}}) {
+    Table table(6, steps, step_bytes, 13, 9);
+    std::fill(table.anchor.begin(), table.anchor.end(), 0);
+    std::fill(table.length.begin(), table.length.end(), static_cast<int32_t>(steps));
+    const std::vector<Window> windows = EveryWindow(-3, 7, steps);
+    Gather gather;
+    table.Bind(gather, windows, {9});
+    gather.anchor = gather.length = nullptr;
+    gather.Prepare(2);
+    DrainWith(gather, 2);
+    table.Check(windows, {9});
+  }
+}
+
 TEST(Gather, NoColumns) {
   Gather gather;
   EXPECT_EQ(gather.Prepare(2), 0);

@@ -186,6 +186,27 @@ TEST(Scatter, FirstBadRow) {
   EXPECT_TRUE(bad(0, 0, -1));
 }
 
+// What is not given is 0, and all of the values.
+TEST(Scatter, WithoutStartsOrLengths) {
+  for (const bool starts : {false, true}) {
+    for (const bool lengths : {false, true}) {
+      Fixture fixture(9, 8, 7, {{3, 5}, {16, 5}});
+      if (!starts) std::fill(fixture.start.begin(), fixture.start.end(), 0);
+      if (!lengths) std::fill(fixture.length.begin(), fixture.length.end(), 5);
+      const auto wanted = fixture.Wanted();
+      Scatter scatter;
+      fixture.Bind(scatter);
+      const int64_t bad = scatter.FirstBadRow();
+      if (!starts) scatter.start = nullptr;
+      if (!lengths) scatter.length = nullptr;
+      EXPECT_EQ(scatter.FirstBadRow(), bad);
+      scatter.Prepare(2);
+      DrainWith(scatter, 2);
+      for (size_t k = 0; k < wanted.size(); ++k) EXPECT_EQ(fixture.columns[k].table, wanted[k]);
+    }
+  }
+}
+
 TEST(Scatter, PicksRowsOfTheValues) {
   std::vector<uint8_t> table(4 * 2), values = {1, 2, 3, 4, 5, 6};  // [4, 2], [3, 2]
   const std::vector<int32_t> slot = {3, 0, 1, 2}, start = {0, 0, 0, 1}, length = {2, 2, 2, 2}, from = {2, 3, -1, 0};

@@ -183,8 +183,8 @@ def gather_rows(fields: Any, slots: jax.Array, *, ticket: jax.Array | None = Non
     slots = _registry.ids("slots", slots)
     k = len(leaves)
     plan = Plan(p * s, 1, (0,) * k, (1,) * k, (False,) * k, (0,) * k, (bytes(16),) * k, checks=False, rows=True)
-    zero = jnp.zeros_like(slots)
-    data, _, last = _call(plan)(slots, zero, zero + 1, _registry.ticket(ticket), leaves, [], [])
+    none = _registry.not_given()  # starts and lengths, which rows without steps have not
+    data, _, last = _call(plan)(slots, none, none, _registry.ticket(ticket), leaves, [], [])
     return tree.unflatten(data), last
 
 
@@ -298,7 +298,7 @@ def _call(plan: Plan):
         del out  # the rows of all elements need memory of another shape
         ids_in = _registry.batch_all(size, (slots, starts, lengths), batched[:3])
         n = ids_in[0].shape[1]
-        flat = [x.reshape(size * n) for x in ids_in]
+        flat = [x.reshape(-1) for x in ids_in]
         # One of the tickets carries on; the rest are waited for.
         first = ticket[0] if batched[3] else ticket
         # Batched addresses name tables that cannot be made one: a kind of their own.

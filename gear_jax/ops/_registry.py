@@ -152,6 +152,13 @@ def int32_where_it_is(what: str, x: Any) -> jax.Array | np.ndarray:
     return x.astype(jnp.int32)
 
 
+def not_given() -> jax.Array:
+    """Starts or lengths of rows that have none of their own: the handler takes 0, and all steps. Numbers for each row
+    would be a kernel of the program."""
+    # Not a NumPy constant: shard_map makes an operand of it, and XLA crashes on one without elements.
+    return jnp.zeros((0,), jnp.int32)
+
+
 def batch_all(size: int, arrays: Sequence[jax.Array], batched: Sequence[bool]) -> list[jax.Array]:
     """The arrays of a vmap rule with the batch dimension everywhere: repeated where it was missing."""
     return [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched, strict=True)]

@@ -71,13 +71,11 @@ def scatter(
         ) from e
     slots = _registry.ids("slots", slots)
     value_rows = given[0].shape[0] if rows is not None and given[0].ndim else slots.shape[0]
-    value_steps = _check(leaves, given, value_rows, t)
+    _check(leaves, given, value_rows, t)
     picks = [] if rows is None else [_registry.ids("rows", rows, slots.shape)]
     stamped = [] if stamps is None else _check_stamps(stamps, leaves, slots.shape)
-    starts = jnp.zeros_like(slots) if starts is None else _registry.ids("starts", starts, slots.shape)
-    if lengths is None:
-        lengths = jnp.full_like(slots, value_steps)
-    lengths = _registry.ids("lengths", lengths, slots.shape)
+    starts = _registry.not_given() if starts is None else _registry.ids("starts", starts, slots.shape)
+    lengths = _registry.not_given() if lengths is None else _registry.ids("lengths", lengths, slots.shape)
     ticket = _registry.ticket(ticket)
     call = _call(p * s, t, _env.checks(), _registry.check_blocks(blocks))
     written, stamp = _by_memory(call, slots, starts, lengths, ticket, leaves, given, picks, stamped)
@@ -109,9 +107,8 @@ def scatter_rows(
             raise value_error(
                 f"values[{i}]", got=f"{v.dtype}{list(v.shape)}", wanted=wanted, fix="Give one entry for each slot."
             )
-    zero = jnp.zeros_like(slots)
-    call = _call(p * s, 1, False, in_flight=in_flight)
-    return tree.unflatten(_by_memory(call, slots, zero, zero + 1, _registry.ticket(ticket), leaves, rows)[0])
+    call, none = _call(p * s, 1, False, in_flight=in_flight), _registry.not_given()
+    return tree.unflatten(_by_memory(call, slots, none, none, _registry.ticket(ticket), leaves, rows)[0])
 
 
 def seal(columns: Any, ticket: jax.Array) -> Any:
@@ -129,7 +126,7 @@ def seal(columns: Any, ticket: jax.Array) -> Any:
     return scatter_rows(columns, jnp.zeros((0,), jnp.int32), no_rows, ticket=ticket)
 
 
-def _check(columns, values, rows: int, steps: int) -> int:
+def _check(columns, values, rows: int, steps: int) -> None:
     value_steps = values[0].shape[1] if values[0].ndim > 1 else 0
     for i, (c, v) in enumerate(zip(columns, values, strict=True)):
         wanted = (rows, value_steps, *c.shape[3:])
@@ -144,7 +141,6 @@ def _check(columns, values, rows: int, steps: int) -> int:
             )
     if value_steps > steps:
         raise value_error("values", got=f"T' = {value_steps} steps", wanted=f"at most T = {steps}", fix="Cut the rows.")
-    return value_steps
 
 
 def _check_stamps(stamps, columns, shape: tuple[int, ...]) -> list[jax.Array]:
@@ -216,7 +212,7 @@ def _call(slots_in_table: int, steps: int, checks: bool, blocks: int | None = No
             )
         ids = _registry.batch_all(size, (slots, starts, lengths), batched[:3])
         n = ids[0].shape[1]
-        flat = [x.reshape(size * n) for x in (_registry.fold_slots(ids[0], slots_in_table), *ids[1:])]
+        flat = [x.reshape(-1) for x in (_registry.fold_slots(ids[0], slots_in_table), *ids[1:])]
         shared = len(picks) > 0 and not any(batched[5])  # the rows name values that all elements have
         picked = [x if b else x[None] for x, b in zip(picks, batched[6], strict=True)]
         if picks and not shared:  # row r of element v is row v * R + r

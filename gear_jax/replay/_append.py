@@ -65,8 +65,8 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     rows = config.tree.unflatten([v[:, None] for v in values])
     length = position + 1
     close = (slot >= 0) & (done | (length >= config.steps))
-    one, starts = jnp.ones((k,), jnp.int32), jnp.where(slot >= 0, position, 0)
-    columns, state = write_steps(config, state, slot, rows, one, starts, close)
+    starts = jnp.where(slot >= 0, position, 0)
+    columns, state = write_steps(config, state, slot, rows, starts=starts, whole=close)
     streams = Streams(
         config.everywhere(opened.slot.at[to].set(jnp.where(close, -1, slot), mode="drop")),
         opened.length.at[to].set(jnp.where(close, 0, length), mode="drop"),
@@ -98,7 +98,7 @@ def _open(config: Config, state: ReplayState, streams: Streams, stream, needs, v
     n = config.streams
     needs = jnp.zeros((n,), bool).at[stream].set(needs, mode="drop")
     partition = _placement.choose_partitions(config, state, n)
-    slot, cursor = _placement.choose_slots(config, state, partition, needs)
+    slot, cursor, _ = _placement.choose_slots(config, state, partition, needs)
     old_length, generation, ticket = read_rows(state, slot)
     opened, clock = slot >= 0, state.clock
     streams = Streams(jnp.where(opened, slot, streams.slot), jnp.where(opened, 0, streams.length))

@@ -37,7 +37,7 @@ def add(
     version = _limits.versions(config, state, version, valid.shape[0])
     if version is not None:
         state, valid, lengths = _limits.refuse(config, state, partition, version, lengths)
-    slot, cursor = _placement.choose_slots(config, state, partition, valid)
+    slot, cursor, inserted = _placement.choose_slots(config, state, partition, valid)
     if priorities is None:
         priority = jnp.broadcast_to(state.max_priority, valid.shape)
         rejected = jnp.zeros(valid.shape, bool)
@@ -60,7 +60,7 @@ def add(
         columns=columns,
     )
     note_written(jax.tree.leaves(state.columns)[0])
-    counts = {Counter.INSERTED: valid, Counter.REJECTED_PRIORITIES: rejected}
+    counts = {Counter.INSERTED: inserted, Counter.REJECTED_PRIORITIES: rejected}
     displaced = valid & (slot < 0)  # by later rows of the same batch
     old_length, old_generation, ticket = read_rows(state, slot)
     counts[Counter.EVICTED] = displaced | (old_length > 0)
@@ -73,10 +73,10 @@ def add(
     return state if config.rows is None else after_reads(state), handles
 
 
-def write_steps(config: Config, state: ReplayState, slot, values, lengths, starts=None, whole=None, rows=None):
+def write_steps(config: Config, state: ReplayState, slot, values, lengths=None, starts=None, whole=None, rows=None):
     """The columns after rows of steps were written to slots `int32[A]` of this device, and the state beside them.
 
-    `rows` are as in `ops.scatter`.
+    `lengths`, `starts` and `rows` are as in `ops.scatter`.
 
     Where other processes read the table the rows get their stamps. A slot that is written anew has the next generation;
     with `whole` `bool[A]` it has it already, and is left open unless the row makes it whole.

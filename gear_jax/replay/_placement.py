@@ -36,7 +36,7 @@ def choose_partitions(config: Config, state: ReplayState, rows: int) -> jax.Arra
 
 def choose_slots(
     config: Config, state: ReplayState, partition: jax.Array, valid: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The slot of each row, as if the rows came one by one (an eviction policy by rank goes by what was there before).
 
     Args:
@@ -46,19 +46,20 @@ def choose_slots(
 
     Returns:
       `int32[A]`, partition * S + slot in partition (-1: the row is skipped, or a later row of the same batch takes its
-      place), and the next cursors `int32[P]`.
+      place), the next cursors `int32[P]`, and how many rows are valid in each partition, `int32[P]`.
     """
     p, s = config.partitions, config.slots
     rows = partition.shape[0]
     if rows == 0:
-        return jnp.zeros((0,), jnp.int32), state.cursor
+        return jnp.zeros((0,), jnp.int32), state.cursor, jnp.zeros((p,), jnp.int32)
+    so_far = jnp.cumsum(valid, dtype=jnp.int32)
     if p == 1:
-        counts = jnp.sum(valid, dtype=jnp.int32)[None]
+        counts = so_far[-1:]
         first = jnp.zeros((1,), jnp.int32)
     else:
         counts = jnp.zeros((p,), jnp.int32).at[partition].add(valid.astype(jnp.int32))
         first = jnp.cumsum(counts, dtype=jnp.int32) - counts
-    rank = jnp.cumsum(valid, dtype=jnp.int32) - 1 - first[partition]
+    rank = so_far - 1 - first[partition]
     most = rows if p == 1 else min(rows, -(-rows // p) + 1)  # rows that can fall to one partition
     if isinstance(config.eviction, Fifo) and not (config.streams or config.frees_anywhere):
         available = jnp.full((p,), s, jnp.int32)
@@ -75,7 +76,7 @@ def choose_slots(
             cursor = state.cursor
         slot = victims[partition, rank % jnp.maximum(available, 1)[partition]]
     keep = valid & (rank >= (counts - available)[partition])
-    return jnp.where(keep, partition * s + slot, -1), cursor
+    return jnp.where(keep, partition * s + slot, -1), cursor, counts
 
 
 def _is_open(config: Config, state: ReplayState, slots: jax.Array) -> jax.Array:

@@ -332,11 +332,14 @@ def write_rows(state: ReplayState, slots: jax.Array, **rows: jax.Array) -> Repla
 
 
 def tally(counters: jax.Array, partition: jax.Array, counts: dict[Counter, jax.Array]) -> jax.Array:
-    """Adds the numbers of set flags, `bool[K]` each, to the 64-bit counters of the flags' `partition` `int32[K]`."""
+    """Adds the numbers of set flags, `bool[K]` each, to the 64-bit counters of the flags' `partition` `int32[K]`; where
+    the numbers of the partitions are known already, they stand for the flags, `int32[P]`."""
     p = counters.shape[0]
     add = [jnp.zeros((p,), jnp.uint32)] * len(Counter)
     for counter, flags in counts.items():
-        if p == 1:
+        if flags.dtype != jnp.bool_:
+            add[counter] = flags.astype(jnp.uint32)
+        elif p == 1:
             add[counter] = jnp.sum(flags, dtype=jnp.uint32)[None]
         else:
             add[counter] = jnp.zeros((p,), jnp.uint32).at[partition].add(flags.astype(jnp.uint32), mode="drop")

@@ -107,6 +107,57 @@ def test_numbers_of_numpy_go_into_a_call_as_they_are(make, rows, monkeypatch):
 
 
 @pytest.mark.cpu
+def test_a_small_call_stays_on_the_thread_that_makes_it():
+    """XLA hands kernels to another thread where more than eight could run at once. A kernel of a few numbers is done
+    before that thread is awake."""
+    code = """
+    import os, pathlib
+    import jax, jax.numpy as jnp, numpy as np
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    import gear_jax as gear
+
+    def wakes():
+        count = 0
+        for thread in pathlib.Path("/proc/self/task").iterdir():
+            if (thread / "comm").read_text().startswith("tf_XLAEigen"):
+                lines = (thread / "status").read_text().splitlines()
+                count += int(next(x for x in lines if x.startswith("voluntary_ctxt_switches")).split()[1])
+        return count
+
+    table = gear.TableSpec({"a": gear.ColumnSpec((4,), jnp.float32), "b": gear.ColumnSpec((), jnp.int32)}, 4, 4096)
+    for selector in (gear.selectors.Uniform(), gear.selectors.Prioritized()):
+        replay = gear.make_replay(table, selector, streams=64)
+        plain = gear.make_replay(table, selector)
+        states = {"plain": plain.init(), "streams": replay.init()}
+
+        def add(rows):
+            batch = {"a": np.ones((rows, 4, 4), np.float32), "b": np.ones((rows, 4), np.int32)}
+            states["plain"], _ = plain.add(states["plain"], batch, np.full(rows, 4, np.int32))
+
+        def append(rows):
+            step = {"a": np.ones((rows, 4), np.float32), "b": np.ones(rows, np.int32)}
+            stream = np.arange(rows, dtype=np.int32)
+            states["streams"], _ = replay.append(states["streams"], stream, step, np.ones(rows, bool))
+
+        def draw(rows):
+            states["plain"], sample = plain.sample(states["plain"], jax.random.key(0), rows)
+            states["plain"] = plain.update_priorities(states["plain"], sample.handles, sample.weight)
+
+        for call in (add, append, draw):
+            for rows in (1, 16, 64):
+                for _ in range(5):
+                    call(rows)
+                before = wakes()
+                for _ in range(50):
+                    call(rows)
+                jax.block_until_ready(states)
+                assert wakes() - before < 25, (selector, call.__name__, rows, wakes() - before)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.cpu
 def test_a_table_takes_no_more_memory_than_itself_and_a_batch():
     code = """
     import jax, jax.numpy as jnp, numpy as np
