@@ -28,7 +28,7 @@ class Work {
 };
 
 // Bytes below which a hand-over to another thread costs more than it saves.
-inline constexpr int64_t kInlineBytes = 256 << 10;
+inline constexpr int64_t kInlineBytes = 1 << 20;
 
 // Bytes of one task: several for each thread, so that they end together, but not so small that the hand-over shows.
 inline int64_t TaskBytes(int64_t total, int64_t threads) {

@@ -37,8 +37,8 @@ ffi::Future SumTreeSampleCpu(ffi::ThreadPool pool, FfiF32 roots, FfiS32 first, F
   work->rows = RowsOf(slot, partition, probability, drawn_length, drawn_generation, least);
   total->typed_data()[0] = work->Prepare();
   ticket_out->typed_data()[0] = ticket.typed_data()[0];
-  // A draw costs about as much as copying a hundred bytes.
-  const int64_t bytes = 128 * work->draws;
+  // A draw costs about as much as copying a few hundred bytes.
+  const int64_t bytes = 256 * work->draws;
   return Spread(pool, std::move(work), bytes);
 }
 
