@@ -180,6 +180,8 @@ class SumTreeSample::Walk {
         last_partition_ = p;
         last_node_ = Guess(t);
         while (last_node_ > 0 && t < start_->prefix[last_node_]) --last_node_;
+        // Most are one or two further on. Which cannot be predicted: sums, not branches.
+        for (int step = 0; step < 2; ++step) last_node_ += t >= start_->prefix[last_node_ + 1];
       }  // else the draws ascend, and the last one's node is close below
       while (t >= start_->prefix[last_node_ + 1]) ++last_node_;
       draw_[size_] = begin + i;
@@ -212,27 +214,47 @@ class SumTreeSample::Walk {
     const int64_t leaves = layout.leaves, below = level > 0 ? layout.nodes[level - 1] : leaves;
     const int64_t stride = level > 0 ? layout.width : leaves, size = size_;
     const float* const first_child = call_.Below(0, level);
+    const float* at[kTogether];
+    int64_t four[kTogether];
+    float padded[kFanout];
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t p = kOne ? 0 : partition_[i], begin = node_[i] * kFanout;
-      const float* node = first_child + p * stride + begin;
-      const float* child = node;
-      float padded[kFanout];
-      if (level == 0 && __builtin_expect(begin + kFanout > below, 0)) {  // levels are padded, leaves are not
-        std::fill(padded, padded + kFanout, 0.0f);
-        child = std::copy_n(node, below - begin, padded) - (below - begin);
-      }
-      double target = target_[i];
-      if (kFan && !fan_.IsOf(node)) fan_.Take(node, child);
-      const int64_t chosen = begin + (kFan ? fan_.Descend(target) : Descend(child, target));
-      // The minimum does nothing but keep sums that are not of this mass (all ones, say) inside the arrays.
-      node_[i] = std::min(chosen, below - 1);
-      target_[i] = target;
-      if (level > 0) {
-        Fetch(p, level - 1, node_[i]);
+      const int64_t begin = node_[i] * kFanout;
+      at[i] = first_child + (kOne ? 0 : partition_[i] * stride) + begin;
+      const float* child = Children(at[i], below - begin, padded);
+      if (kFan) {
+        if (!fan_.IsOf(at[i])) fan_.Take(at[i], child);
+        Arrive<kOne>(i, level, begin + fan_.Descend(target_[i]), below);
       } else {
-        Store<kOne>(i);
+        four[i] = FindFour(child, target_[i]);
       }
     }
+    if (kFan) return;
+    // In two passes fewer operations wait for each other.
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t begin = node_[i] * kFanout;
+      const float* child = Children(at[i], below - begin, padded);
+      Arrive<kOne>(i, level, begin + FindInFour(child, four[i], target_[i]), below);
+    }
+  }
+
+  // A draw comes to a node of the level under `level`, which has `below` of them, or to a leaf.
+  template <bool kOne>
+  GEAR_JAX_INLINE void Arrive(int64_t i, size_t level, int64_t node, int64_t below) {
+    // The minimum does nothing but keep sums that are not of this mass (all ones, say) inside the arrays.
+    node_[i] = std::min(node, below - 1);
+    if (level > 0) {
+      Fetch(kOne ? 0 : partition_[i], level - 1, node_[i]);
+    } else {
+      Store<kOne>(i);
+    }
+  }
+
+  // The 16 children of a node. Where there are fewer, `padded`: levels lie padded, leaves do not.
+  static GEAR_JAX_INLINE const float* Children(const float* node, int64_t count, float* padded) {
+    if (__builtin_expect(count >= kFanout, 1)) return node;
+    std::fill(padded, padded + kFanout, 0.0f);
+    std::copy_n(node, count, padded);
+    return padded;
   }
 
   // A draw whose node is a leaf.

@@ -80,17 +80,22 @@ GEAR_JAX_INLINE int64_t WithMass(const float* child, int64_t chosen, double& tar
   return __builtin_expect(target < child[chosen], 1) ? chosen : LastWithMass(child, target);
 }
 
-// The child in which `target` falls, of 16; takes the mass before it off `target`.
-GEAR_JAX_INLINE int64_t Descend(const float* child, double& target) {
+// Of 16 children, the first of the four in which `target` falls; takes the mass before them off `target`.
+GEAR_JAX_INLINE int64_t FindFour(const float* child, double& target) {
   alignas(16) float four[4], before[4];
   SumFours(child, four);
   SumBefore(four, before);
-  const int64_t j = 4 * PickOf(before, target);
-  SumBefore(child + j, before);
-  return WithMass(child, j + PickOf(before, target), target);
+  return 4 * PickOf(before, target);
 }
 
-// The same for several draws that come to one node.
+// Of these four, the child in which `target` falls; takes the mass before it off `target`.
+GEAR_JAX_INLINE int64_t FindInFour(const float* child, int64_t first, double& target) {
+  alignas(16) float before[4];
+  SumBefore(child + first, before);
+  return WithMass(child, first + PickOf(before, target), target);
+}
+
+// Both for several draws that come to one node.
 class Fan {
  public:
   GEAR_JAX_INLINE bool IsOf(const float* node) const { return node == node_; }
