@@ -56,7 +56,7 @@ TEST(SameHost, ReadsAnotherProcess) {
   for (const size_t size : {size_t{0}, size_t{1}, size_t{4097}, bytes}) {
     std::vector<uint8_t> to(size + 1);
     const VmRead read{At(child.memory, bytes - size), to.data(), size};
-    ASSERT_TRUE(ReadProcess(child.process, &read, 1));
+    ASSERT_EQ(ReadProcess(child.process, &read, 1), Status::kOk);
     EXPECT_EQ(std::accumulate(to.begin(), to.end(), size_t{0}), 7 * size);
     EXPECT_EQ(to[size], 0);
   }
@@ -68,10 +68,10 @@ TEST(SameHost, ReadsManyAtOnce) {
   std::vector<uint8_t> to(kMaxVmReads * 10);
   std::vector<VmRead> reads;
   for (size_t i = 0; i < kMaxVmReads; ++i) reads.push_back({At(child.memory, i * 100), to.data() + i * 10, 10});
-  ASSERT_TRUE(ReadProcess(child.process, reads.data(), reads.size()));
+  ASSERT_EQ(ReadProcess(child.process, reads.data(), reads.size()), Status::kOk);
   EXPECT_EQ(to, std::vector<uint8_t>(to.size(), 7));
   reads.push_back(reads.back());
-  EXPECT_FALSE(ReadProcess(child.process, reads.data(), reads.size()));
+  EXPECT_EQ(ReadProcess(child.process, reads.data(), reads.size()), Status::kRefused);
 }
 
 TEST(SameHost, AProcessThatIsGoneIsNotRead) {
@@ -80,21 +80,34 @@ TEST(SameHost, AProcessThatIsGoneIsNotRead) {
   child.Kill();
   uint8_t to;
   const VmRead read{At(child.memory, 0), &to, 1};
-  EXPECT_FALSE(ReadProcess(child.process, &read, 1));
+  EXPECT_EQ(ReadProcess(child.process, &read, 1), Status::kLost);
   EXPECT_FALSE(CanRead(child.process));
 }
 
-TEST(SameHost, MemoryThatIsGoneIsNotRead) {
-  const Mark mark;
+TEST(SameHost, MemoryThatIsGoneIsRefused) {
+  Mark mark;
   const HostProcess self = mark.Describe();
   if (!CanRead(self)) GTEST_SKIP() << "this process may not read itself";
-  void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(page, MAP_FAILED);
-  uint8_t to[16];
-  const VmRead read{reinterpret_cast<uintptr_t>(page), to, sizeof(to)};
-  EXPECT_TRUE(ReadProcess(self, &read, 1));
-  munmap(page, 4096);
-  EXPECT_FALSE(ReadProcess(self, &read, 1));
+  constexpr size_t kPage = 4096;
+  void* const pages = mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  const auto at = reinterpret_cast<uintptr_t>(pages);
+  std::vector<uint8_t> to(2 * kPage);
+  const VmRead first{at, to.data(), 16}, both{at, to.data(), 2 * kPage}, second{at + kPage, to.data(), 16};
+  const VmRead all[] = {first, both, second};
+  EXPECT_EQ(ReadProcess(self, all, 3), Status::kOk);
+  EXPECT_TRUE(ReadOwn(all, 3));
+  munmap(static_cast<uint8_t*>(pages) + kPage, kPage);
+  EXPECT_EQ(ReadProcess(self, &first, 1), Status::kOk);
+  for (const VmRead& read : {both, second}) {
+    EXPECT_EQ(ReadProcess(self, &read, 1), Status::kRefused);
+    EXPECT_FALSE(ReadOwn(&read, 1));
+  }
+  EXPECT_EQ(ReadProcess(self, all, 3), Status::kRefused);
+  EXPECT_FALSE(ReadOwn(all, 3));
+  mark.Clear();
+  EXPECT_EQ(ReadProcess(self, &both, 1), Status::kLost);
+  munmap(pages, kPage);
 }
 
 TEST(SameHost, WithoutItsMarkAProcessIsAnother) {

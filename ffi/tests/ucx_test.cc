@@ -2,6 +2,7 @@
 #include "ffi/transport/ucx.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -44,7 +45,7 @@ class UcxTest : public ::testing::TestWithParam<const char*> {
     for (int32_t i = 0; i < 2; ++i) ASSERT_EQ(Connect(i), "");
   }
 
-  void Start(int32_t i) {
+  void Start(int32_t i, OwnMemory second = {nullptr, 0}) {
     Side& side = sides_[i];
     std::mt19937 random(static_cast<uint32_t>(i));
     side.memory.resize(kBytes);
@@ -52,7 +53,7 @@ class UcxTest : public ::testing::TestWithParam<const char*> {
     std::string error;
     auto transport = MakeTransport("ucx", options_, &error);
     ASSERT_NE(transport, nullptr) << error;
-    const std::vector<OwnMemory> own = {{side.memory.data(), side.memory.size()}, {nullptr, 0}};
+    const std::vector<OwnMemory> own = {{side.memory.data(), side.memory.size()}, second};
     side.session = std::make_shared<Session>(std::move(transport), i, 2, own, options_);
     side.regions.clear();
     Exposing(i, [&](ExposingTransport& t) { error = t.Expose(own, &side.regions); });
@@ -231,6 +232,29 @@ TEST_P(UcxTest, TheExposingSideChecksKeysAndBounds) {
   }
   EXPECT_EQ(Connect(0), "");
   EXPECT_EQ(Get(Read(0, {{1, 0, 0, 100, to.data()}})), Statuses{Status::kOk});
+}
+
+// Whose reads neither end the process that exposed it, nor its connections.
+TEST_P(UcxTest, MemoryThatIsGoneIsRefused) {
+  Side& side = sides_[1];
+  side.session->Close();
+  void* const pages = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  Start(1, {pages, kBytes});
+  ASSERT_EQ(Connect(0), "");
+  std::vector<uint8_t> to(kBytes);
+  ASSERT_EQ(Get(Read(0, {{1, 1, 0, kBytes, to.data()}})), Statuses{Status::kOk});
+  munmap(pages, kBytes);
+  Session& session = *sides_[0].session;
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{5000}, uint64_t{kBytes}}) {
+    const std::vector<Piece> pieces(3, {1, 1, 0, bytes, to.data()});
+    EXPECT_FALSE(session.ReadHere(pieces));
+    EXPECT_EQ(Get(Read(0, pieces)), Statuses(3, Status::kRefused));
+  }
+  EXPECT_EQ(Get(Read(0, {{1, 0, 0, kBytes, to.data()}})), Statuses{Status::kOk});
+  EXPECT_TRUE(session.Alive(1));
+  EXPECT_EQ(session.counters().refused, 9u);
+  EXPECT_EQ(session.counters().lost, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, UcxTest, ::testing::Values("tcp,self", "tcp,self,cma", "tcp,posix,self"),

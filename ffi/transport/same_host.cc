@@ -19,6 +19,17 @@ bool Here(const HostProcess& process) {
          here.pid_namespace != 0;
 }
 
+bool ReadAll(pid_t pid, const VmRead* reads, size_t count) {
+  iovec here[kMaxVmReads + 1], there[kMaxVmReads + 1];
+  size_t bytes = 0;
+  for (size_t i = 0; i < count; ++i) {
+    here[i] = {reads[i].to, reads[i].bytes};
+    there[i] = {reinterpret_cast<void*>(reads[i].from), reads[i].bytes};
+    bytes += reads[i].bytes;
+  }
+  return process_vm_readv(pid, here, count, there, count, 0) == static_cast<ssize_t>(bytes);
+}
+
 }  // namespace
 
 Mark::Mark() : mark_(std::make_unique<std::array<uint8_t, 16>>()) {
@@ -45,24 +56,22 @@ HostProcess Mark::Describe() const {
 
 bool CanRead(const HostProcess& process) {
   const bool marked = process.mark != std::array<uint8_t, 16>{};
-  return marked && process.pid > 0 && Here(process) && ReadProcess(process, nullptr, 0);
+  return marked && process.pid > 0 && Here(process) && ReadProcess(process, nullptr, 0) == Status::kOk;
 }
 
-bool ReadProcess(const HostProcess& process, const VmRead* reads, size_t count) {
-  if (count > kMaxVmReads) return false;
+Status ReadProcess(const HostProcess& process, const VmRead* reads, size_t count) {
+  if (count > kMaxVmReads) return Status::kRefused;
   // The mark is read last: if it is still there, what was read before it was too.
   std::array<uint8_t, 16> mark{};
-  iovec here[kMaxVmReads + 1], there[kMaxVmReads + 1];
-  size_t bytes = mark.size();
-  for (size_t i = 0; i < count; ++i) {
-    here[i] = {reads[i].to, reads[i].bytes};
-    there[i] = {reinterpret_cast<void*>(reads[i].from), reads[i].bytes};
-    bytes += reads[i].bytes;
-  }
-  here[count] = {mark.data(), mark.size()};
-  there[count] = {reinterpret_cast<void*>(process.mark_address), mark.size()};
-  const ssize_t got = process_vm_readv(static_cast<pid_t>(process.pid), here, count + 1, there, count + 1, 0);
-  return got == static_cast<ssize_t>(bytes) && mark == process.mark;
+  VmRead all[kMaxVmReads + 1];
+  std::copy_n(reads, count, all);
+  all[count] = {process.mark_address, mark.data(), mark.size()};
+  const bool whole = ReadAll(static_cast<pid_t>(process.pid), all, count + 1);
+  if (whole) return mark == process.mark ? Status::kOk : Status::kLost;
+  const bool there = count > 0 && ReadProcess(process, nullptr, 0) == Status::kOk;
+  return there ? Status::kRefused : Status::kLost;
 }
+
+bool ReadOwn(const VmRead* reads, size_t count) { return count <= kMaxVmReads && ReadAll(getpid(), reads, count); }
 
 }  // namespace gear_jax::transport

@@ -11,6 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "ffi/transport/reader.h"
+
 namespace gear_jax::transport {
 
 // What a reader must know of an exposing process. Plain bytes: it travels as it is.
@@ -44,7 +46,7 @@ struct NearMemory {
 };
 
 struct VmRead {
-  uint64_t from;  // in the other process
+  uint64_t from;  // in the process that is read
   void* to;
   size_t bytes;
 };
@@ -54,9 +56,12 @@ bool CanRead(const HostProcess& process);
 
 constexpr size_t kMaxVmReads = 64;
 
-// Reads all of them (at most kMaxVmReads). False: the process is gone, has ended its session, or does not let itself be
-// read any more; what was written is worthless.
-bool ReadProcess(const HostProcess& process, const VmRead* reads, size_t count);
+// Reads all of them (at most kMaxVmReads). kRefused: the process is there, but some of the memory is not. kLost: the
+// process is gone, has ended its session, or does not let itself be read any more. Then what was written is worthless.
+Status ReadProcess(const HostProcess& process, const VmRead* reads, size_t count);
+
+// The same of this process's own memory, which may have gone: where a memcpy would end the process, this is false.
+bool ReadOwn(const VmRead* reads, size_t count);
 
 }  // namespace gear_jax::transport
 

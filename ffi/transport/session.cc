@@ -100,7 +100,7 @@ bool SessionLoop::ReadHere(const std::vector<Piece>& pieces) {
       const uint64_t address = from[last]->addresses[static_cast<size_t>(pieces[last].region)];
       reads[last - first] = {address + pieces[last].offset, pieces[last].to, pieces[last].bytes};
     }
-    read = ReadProcess(from[first]->process, reads, last - first);
+    read = ReadProcess(from[first]->process, reads, last - first) == Status::kOk;
   }
   if (read) {
     reads_ += pieces.size();

@@ -1,9 +1,11 @@
 // UCX as a transport: TCP, and what processes of one host share.
 //
 // Reads travel as active messages: a request names pieces of a region, the exposing side's progress thread checks its
-// key and bounds and answers with the bytes. UCX's own gets are of no use here: over TCP they are the same in software,
-// but check nothing, let the other side write too, and abort the exposing process where a reader dies at the wrong
-// moment. An answer that comes too late finds no request and is dropped, so that nothing writes after a read has ended.
+// key and bounds and answers with the bytes. The kernel copies them, for a memcpy of memory that its owner has let go
+// would end the process; such reads are refused. UCX's own gets are of no use here: over TCP they are the same in
+// software, but check nothing, let the other side write too, and abort the exposing process where a reader dies at the
+// wrong moment. An answer that comes too late finds no request and is dropped, so that nothing writes after a read has
+// ended.
 //
 // Where the peer is on this host and lets itself be read (same_host.h), its memory is read directly instead; UCX_TLS
 // rules that too (it counts as "cma").
@@ -78,7 +80,7 @@ class UcxTransport final : public ExposingTransport {
   // What a message is sent from, until UCX has done so.
   struct Message {
     UcxTransport* transport;
-    uint64_t request;  // of this reader, ended if it cannot be sent; 0: an answer
+    uint64_t request = 0;  // of this reader, ended if it cannot be sent; 0: an answer
     std::array<uint64_t, 2> header;
     std::vector<uint8_t> data;
   };
@@ -104,6 +106,7 @@ class UcxTransport final : public ExposingTransport {
             std::unique_ptr<Message> message);
   void Ask(int32_t peer, Connection* connection);
   void Answer(ucp_ep_h endpoint, const uint8_t* data, size_t length);
+  void Recycle(Message& message);
   void EndRequest(uint64_t request, Status status);
   void ReadNear();
   void FreeEnded();
@@ -121,6 +124,7 @@ class UcxTransport final : public ExposingTransport {
   std::map<int32_t, std::unique_ptr<Connection>> connections_;
   std::vector<void*> closing_;  // the requests of ends of endpoints
   std::map<uint64_t, Asked> asked_;
+  std::vector<std::vector<uint8_t>> spare_;  // what answers were sent from
   uint64_t last_request_ = 0;
   size_t posted_ = 0;  // pieces of all connections that are not asked for yet
   std::deque<NearRead> near_;

@@ -9,6 +9,8 @@ namespace {
 
 constexpr uint64_t kSmallBytes = 1 << 16;  // of the pieces that are asked for together
 constexpr size_t kPiecesInRequest = 64;
+static_assert(kPiecesInRequest <= kMaxVmReads);
+constexpr size_t kSpare = 64;  // buffers of answers that are kept: new memory costs as much as the copy
 
 // A request: this, then its pieces. Both ends are of one byte order, as UCX's own addresses are.
 struct RequestHead {
@@ -55,20 +57,24 @@ void UcxTransport::Answer(ucp_ep_h endpoint, const uint8_t* data, size_t length)
   refused = refused || bytes > kMaxRead;
   auto message = std::make_unique<Message>();
   message->transport = this;
-  message->header = {head.request, refused ? uint64_t{1} : uint64_t{0}};
-  const auto at = [&](const RequestPiece& piece) {
-    return static_cast<const uint8_t*>(exposed_[piece.region].data) + piece.offset;
-  };
-  const void* from = nullptr;
-  if (!refused && head.count == 1) {
-    from = at(pieces[0]);
-  } else if (!refused) {
-    message->data.reserve(bytes);
-    for (uint32_t i = 0; i < head.count; ++i) {
-      message->data.insert(message->data.end(), at(pieces[i]), at(pieces[i]) + pieces[i].bytes);
+  if (!refused) {
+    // The memory may be gone by now. The kernel then says so, where a memcpy, or UCX, would end the process.
+    if (!spare_.empty()) {
+      message->data = std::move(spare_.back());
+      spare_.pop_back();
     }
-    from = message->data.data();
+    if (message->data.size() < bytes) message->data.resize(bytes);
+    VmRead reads[kPiecesInRequest];
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < head.count; ++i) {
+      const auto from = reinterpret_cast<uintptr_t>(exposed_[pieces[i].region].data) + pieces[i].offset;
+      reads[i] = {from, message->data.data() + at, pieces[i].bytes};
+      at += pieces[i].bytes;
+    }
+    refused = !ReadOwn(reads, head.count);
   }
+  message->header = {head.request, refused ? uint64_t{1} : uint64_t{0}};
+  const uint8_t* const from = message->data.data();
   Send(endpoint, kAnswer, 0, from, refused ? 0 : bytes, std::move(message));
 }
 
@@ -86,15 +92,21 @@ void UcxTransport::Send(ucp_ep_h endpoint, unsigned id, uint32_t flags, const vo
                                                          answer ? sizeof(message->header) : 0, data, bytes, &params);
   if (UCS_PTR_IS_PTR(request)) {
     message.release();  // Sent frees it
-  } else if (UCS_PTR_IS_ERR(request)) {
-    EndRequest(message->request, Status::kLost);
+    return;
   }
+  if (UCS_PTR_IS_ERR(request)) EndRequest(message->request, Status::kLost);
+  Recycle(*message);
+}
+
+void UcxTransport::Recycle(Message& message) {
+  if (message.request == 0 && spare_.size() < kSpare) spare_.push_back(std::move(message.data));
 }
 
 void UcxTransport::Sent(void* request, ucs_status_t status, void* data) {
   const std::unique_ptr<Message> message(static_cast<Message*>(data));
   message->transport->api_->ucp_request_free(request);
   if (status != UCS_OK) message->transport->EndRequest(message->request, Status::kLost);
+  message->transport->Recycle(*message);
 }
 
 // Asks for all that is posted: small pieces together, for a message costs more than their bytes.

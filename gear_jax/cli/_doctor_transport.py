@@ -34,7 +34,7 @@ def _trial(name: str) -> tuple[str, str | None]:
     except (transport.TransportError, AssertionError, OSError) as e:
         return f"do NOT read each other: {_first_line(e)}", f"{name}: {_first_line(e)}"
     if way == "UCX":
-        way = "UCX, in two copies: one process may not trace the other (kernel.yama.ptrace_scope, CAP_SYS_PTRACE)"
+        way = "UCX, in three copies: one process may not trace the other (kernel.yama.ptrace_scope, CAP_SYS_PTRACE)"
     return f"read each other by {way}", None
 
 

@@ -1,9 +1,7 @@
 """What a `Replay` does with the other processes of a job: `exchange="rdma"`."""
 
-import contextlib
 import dataclasses
 import functools
-import weakref
 from typing import Any
 
 import jax
@@ -96,7 +94,8 @@ class Connected:
         that were on their way to others are dropped.
 
         From then on the state, threaded linearly, must stay in its memory until `close`, which donation sees to: in
-        your own jitted steps donate it, too. A sample finds out if it does not.
+        your own jitted steps donate it, too. A sample finds out if it does not. What a call of the replay has returned
+        is kept until then, even if you let it go; what a step of yours has returned is not.
 
         Args:
           state: outside jit; consumed.
@@ -120,20 +119,18 @@ class Connected:
         self._link.close()
         state = self._calls.placed(state)
         state = self._with_exposed(state)
-        self._link.connect(_exposed.arrays(state, self.placement))
+        self._link.connect(_exposed.pieces(state, self.placement))
         self._note_exposed(state)
         return state
 
     def close(self) -> None:
         """Lets no other process read this one's memory any more, and reads none; with `exchange="rdma"`. Do it before
-        the last state goes; the others go on without this process. `connect` opens it again.
+        the last state goes, and before another table is made: until then the memory is kept. The others go on without
+        this process. `connect` opens it again.
 
         Waits for the last call of this replay; a program of your own that is still to run fails."""
         if self._link is not None:
-            last = None if self._link.last is None else self._link.last()
-            if last is not None and not last.is_deleted():
-                with contextlib.suppress(jax.errors.JaxRuntimeError):  # the state tells it to whoever uses it
-                    jax.block_until_ready(last)
+            self._link.wait()
             self._link.close()
 
     def counters(self) -> dict[str, int | float]:
@@ -149,9 +146,10 @@ class Connected:
         """Raises a ValueError if others would read something else than this state: before it is consumed."""
         link = self._link
         assert link is not None
-        if link.session is not None and link.last is not None and link.last() is _last_written(state):
+        arrays = _exposed.arrays(state)
+        if link.session is not None and link.holds(arrays):
             return  # what the last call returned: nothing to look at, nothing to wait for
-        if not link.exposes(_exposed.arrays(state, self.placement)):
+        if not link.exposes(_exposed.pieces(state, self.placement)):
             raise value_error(
                 f"{name}: state", got="one that other processes do not read" if link.session else "a closed replay",
                 wanted="the state that init, connect or the last call returned",
@@ -161,7 +159,7 @@ class Connected:
     def _note_exposed(self, state: ReplayState) -> None:
         """Remembers a state whose arrays are those that are exposed."""
         assert self._link is not None
-        self._link.last = weakref.ref(_last_written(state))
+        self._link.hold(_exposed.arrays(state), state.ticket)
 
     def _with_exposed(self, state: ReplayState) -> ReplayState:
         """The state with all that is exposed beside its columns made anew out of its index."""
@@ -184,12 +182,6 @@ def can_sample_remote(remote: RemoteTable, state: ReplayState) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _rebuilt(remote: RemoteTable, state: ReplayState, incarnation: jax.Array):
     return _remote.rebuilt(state, remote, incarnation)
-
-
-def _last_written(state: ReplayState) -> jax.Array:
-    """Of what is exposed, the array that every call which writes any of it gives back anew."""
-    assert state.stamp is not None
-    return state.stamp if state.remote is None else state.remote.record
 
 
 def check_type(name: str, state: Any) -> None:

@@ -29,12 +29,17 @@ def for_no_rows(rows: ops.Remote) -> ops.Remote:
     return dataclasses.replace(rows, on_loss="invalid")
 
 
-def arrays(state: Any, placement: Placement | None) -> list[jax.Array]:
-    """What this process exposes of a state, in the order of the regions."""
+def arrays(state: Any) -> list[jax.Array]:
+    """What is exposed of a state, in the order of the regions; over a mesh, of all devices."""
     of_rows = [*jax.tree.leaves(state.columns), state.stamp]
+    return of_rows if state.remote is None else [*of_rows, state.remote.record, state.remote.outbox]
+
+
+def pieces(state: Any, placement: Placement | None) -> list[jax.Array]:
+    """The same as this process exposes it: over a mesh, one device of it after another."""
     if placement is None:
-        return of_rows if state.remote is None else [*of_rows, state.remote.record, state.remote.outbox]
-    parts = [{part.device: part.data for part in x.addressable_shards} for x in of_rows]
+        return arrays(state)
+    parts = [{part.device: part.data for part in x.addressable_shards} for x in arrays(state)]
     here = [device for device in placement.holders if device in parts[0]]
     return [part[device] for device in here for part in parts]
 

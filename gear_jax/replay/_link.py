@@ -1,5 +1,6 @@
 """The session of a replay with `exchange="rdma"`: who the processes are, and what each exposes."""
 
+import contextlib
 import dataclasses
 import itertools
 import secrets
@@ -81,7 +82,8 @@ class Link:
             self.rank, self.processes = 0, 1
         self.number = next(_numbers)
         self.session: Session | Alone | None = None
-        self.last: weakref.ref[jax.Array] | None = None  # an array of the state that was last seen to be exposed
+        self._held: tuple[jax.Array, ...] = ()
+        self._last: jax.Array | None = None
         self._regions: list[tuple[int, int]] = []
         self._end: Any = None
 
@@ -102,6 +104,27 @@ class Link:
             self.session = Session(self._job, regions, self._transport, **options)
         self._end = weakref.finalize(self, self.session.close)
 
+    def hold(self, arrays: Sequence[jax.Array], last: jax.Array) -> None:
+        """Keeps arrays that are exposed until `close`, whatever becomes of their state: others read their memory.
+
+        A call that consumes them takes their memory over: then they hold nothing any more.
+
+        Args:
+          arrays: of the state that the last call of the replay returned.
+          last: what that call did last.
+        """
+        self._held, self._last = tuple(arrays), last
+
+    def holds(self, arrays: Sequence[Any]) -> bool:
+        """Whether these very arrays are kept."""
+        return len(arrays) == len(self._held) and all(a is b for a, b in zip(arrays, self._held, strict=True))
+
+    def wait(self) -> None:
+        """Waits for the last call of the replay."""
+        if self._last is not None and not self._last.is_deleted():
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the state tells it to whoever uses it
+                jax.block_until_ready(self._last)
+
     def exposes(self, arrays: Sequence[Any]) -> bool:
         """Whether these are the arrays that the session exposes; waits until they are there."""
         if self.session is None or not all(isinstance(x, jax.Array) for x in arrays):
@@ -113,6 +136,7 @@ class Link:
         if self._end is not None:
             self._end()
         self.session = self._end = None
+        self._held, self._last = (), None
 
     def counters(self) -> dict[str, int | float]:
         """What has happened on the way: see `Replay.counters`."""

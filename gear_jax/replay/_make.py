@@ -204,7 +204,8 @@ class Replay(Connected):
     def init(self, key: jax.Array | None = None) -> ReplayState:
         """An empty table.
 
-        With `exchange="rdma"` all processes of the job call it: it connects them (`connect`).
+        With `exchange="rdma"` all processes of the job call it: it connects them (`connect`). What was
+        exposed before is no more.
 
         Call it outside jit for columns in `pinned_host` on a GPU: inside a program XLA makes them in the GPU's own
         memory first and then moves them.
@@ -220,6 +221,8 @@ class Replay(Connected):
             does not come within `GEAR_JAX_TIMEOUT` seconds (300).
           TransportError: with `exchange="rdma"`, if a process of the job does not come, or they do not agree.
         """
+        if not tracing():
+            self.close()  # what it exposes, it keeps: there would be two tables
         state = self._empty(key)
         return state if self._link is None or traced(state.ticket) else self.connect(state)
 

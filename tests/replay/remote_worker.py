@@ -4,6 +4,7 @@ remote_worker.py TASK RANK PORTS FOLDER; the job's secret is in REMOTE_SECRET. T
 COORDINATOR/PROCESSES instead of ports.
 """
 
+import gc
 import os
 import pathlib
 import pickle
@@ -291,6 +292,40 @@ def restored(job, folder):
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     step(state)
+    replay.close()
+
+
+def let_go(job, folder):
+    """Process 1 lets its state go, and the other reads on: one that a call of the replay returned, then one that a step
+    of its own did."""
+    step, large = Step(folder, job.rank, len(job.addresses)), 1 << 14
+    table = gear.TableSpec({"number": gear.ColumnSpec((large,), jnp.int32)}, 2, 1024)  # the system takes it back
+    replay = gear.make_replay(table, exchange="rdma", job=job, deadline=10.0)
+    state = replay.init()
+    given = {"number": np.full((EACH, 2, large), job.rank, np.int32)}, np.full(EACH, 2, np.int32)
+    own_step = jax.jit(lambda state: replay.add(state, *jax.tree.map(jnp.asarray, given))[0], donate_argnums=0)
+    for kept in (True, False):
+        if job.rank == 1:
+            state = replay.init() if state is None else state
+            state = replay.add(state, *given)[0] if kept else own_step(state)
+            jax.block_until_ready(state)
+            state = None
+            gc.collect()
+            step(())
+        else:
+            state, _ = replay.add(state, *given)
+            step(state)
+            wait_for(lambda: replay.session.alive.all())
+            owners = set()
+            for i in range(40):
+                state, sample = replay.sample(state, jax.random.key(i), BATCH)
+                valid, data = np.asarray(sample.valid), np.asarray(sample.data["number"])
+                owner = (np.asarray(sample.handles.slot) // 512)[valid]
+                assert (data[valid] == owner[:, None, None]).all() and (valid.all() or not kept)
+                owners.update(owner.tolist())
+            assert owners == ({0, 1} if kept else {0}), owners
+        step(())
+    print(replay.counters(), flush=True)
     replay.close()
 
 

@@ -45,7 +45,7 @@ def like(values, x):
 
 
 def addresses(state):
-    return [x.unsafe_buffer_pointer() for x in _exposed.arrays(state, None)]
+    return [x.unsafe_buffer_pointer() for x in _exposed.arrays(state)]
 
 
 def check_exposed(state, first=0):
@@ -199,7 +199,7 @@ class Processes:
 
     def expose(self):
         regions = [
-            [(x.unsafe_buffer_pointer(), x.nbytes) for x in jax.block_until_ready(_exposed.arrays(s, None))]
+            [(x.unsafe_buffer_pointer(), x.nbytes) for x in jax.block_until_ready(_exposed.arrays(s))]
             for s in self.states
         ]
         for rank, replay in enumerate(self.replays):
@@ -207,7 +207,7 @@ class Processes:
 
     def call(self, rank, name, *args):
         self.replays[rank]._link.session = types.SimpleNamespace(counters=dict)  # as if it was open
-        self.replays[rank]._link._regions = _link._regions(_exposed.arrays(self.states[rank], None))
+        self.replays[rank]._link._regions = _link._regions(_exposed.arrays(self.states[rank]))
         got = getattr(self.replays[rank], name)(self.states[rank], *args)
         self.states[rank], rest = got if isinstance(got, tuple) else (got, None)
         jax.block_until_ready(self.states[rank])

@@ -43,7 +43,7 @@ class Launch:
 
     def __init__(self, folder):
         self.folder = folder
-        self.secret = {"REMOTE_SECRET": secrets.token_hex(32)}
+        self.environment = {"REMOTE_SECRET": secrets.token_hex(32)}
         self.ports = None
 
     def __call__(self, task, processes):
@@ -52,10 +52,10 @@ class Launch:
             for s in held:
                 s.bind(("127.0.0.1", 0))
             self.ports = ",".join(str(s.getsockname()[1]) for s in held)
-        return Processes(self.words(task, "{process}"), processes, DEVICES, self.secret)
+        return Processes(self.words(task, "{process}"), processes, DEVICES, self.environment)
 
     def again(self, task, rank):
-        return Processes(self.words(task, str(rank)), 1, DEVICES, self.secret)
+        return Processes(self.words(task, str(rank)), 1, DEVICES, self.environment)
 
     def words(self, task, rank):
         return [sys.executable, "-W", "error", str(WORKER), task, rank, self.ports, str(self.folder)]
@@ -141,6 +141,14 @@ def test_stress_a_writer_overwrites_what_is_fetched(launch):
 
 def test_a_process_may_end_without_closing(launch):
     with launch("not_closed", 2) as started:
+        ended(started)
+
+
+@pytest.mark.parametrize("tls", [None, "tcp,self"])
+def test_a_state_may_be_let_go(launch, tls):
+    """What a call of the replay has returned stays; else rows are refused, and nobody dies of it."""
+    launch.environment |= {} if tls is None else {"UCX_TLS": tls}
+    with launch("let_go", 2) as started:
         ended(started)
 
 

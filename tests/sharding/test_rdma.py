@@ -30,7 +30,7 @@ def test_what_is_exposed(made):
     """Of each device its columns and stamps, where they stay. Stamps are twice the generation; of open slots less."""
     replay, state = made
     assert replay.exchange == "rdma" and "exchange='rdma'" in repr(replay)
-    before = [x.unsafe_buffer_pointer() for x in _exposed.arrays(state, replay.placement)]
+    before = [x.unsafe_buffer_pointer() for x in _exposed.pieces(state, replay.placement)]
     assert len(before) == 4 * 3 and replay.config.rows.regions == (0, 3, 6, 9)
     for done in (False, True):
         state = append(replay, state, done)
@@ -40,7 +40,7 @@ def test_what_is_exposed(made):
         np.testing.assert_array_equal(np.ravel(stamp), 2 * np.ravel(state.generation) - opened)
     state, sample = replay.sample(state, jax.random.key(0), 16)
     assert sample.valid.all()
-    assert [x.unsafe_buffer_pointer() for x in _exposed.arrays(state, replay.placement)] == before
+    assert [x.unsafe_buffer_pointer() for x in _exposed.pieces(state, replay.placement)] == before
     numbers = replay.counters()
     assert numbers["rows"] == 16 and numbers["remote_rows"] == 0
     assert "missed_updates" not in replay.stats(state)
