@@ -91,7 +91,8 @@ class Connected:
 
         `init` does it. Call it again for a state that comes from elsewhere, such as a checkpoint: what was exposed
         before is no more, to the others this process is lost for a moment, and they need not call anything. Priorities
-        that were on their way to others are dropped.
+        that were on their way to others are dropped. With several processes the generations of its trajectories change:
+        handles of before are stale, also those that others have.
 
         From then on the state, threaded linearly, must stay in its memory until `close`, which donation sees to: in
         your own jitted steps donate it, too. A sample finds out if it does not. What a call of the replay has returned
@@ -164,12 +165,15 @@ class Connected:
     def _with_exposed(self, state: ReplayState) -> ReplayState:
         """The state with all that is exposed beside its columns made anew out of its index."""
         remote, placement, kind = self.config.remote, self.placement, memory_kind(self.config.memory)
+        incarnation = new_incarnation()
+        if remote is not None and remote.processes > 1:
+            state = state.replace(generation=_counted_on(state.generation, incarnation))
         stamp = self._calls.of_index("stamps", _exposed.stamps, state)
         if kind == "pinned_host":  # where the columns are
             to = host_sharding() if placement is None else placement.sharding(placement.held, kind)
             stamp = jax.device_put(stamp, to)
         if remote is not None:
-            remote = _rebuilt(remote, state.replace(columns=None), new_incarnation())
+            remote = _rebuilt(remote, state.replace(columns=None), incarnation)
         return state.replace(stamp=stamp, remote=remote)
 
 
@@ -182,6 +186,9 @@ def can_sample_remote(remote: RemoteTable, state: ReplayState) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _rebuilt(remote: RemoteTable, state: ReplayState, incarnation: jax.Array):
     return _remote.rebuilt(state, remote, incarnation)
+
+
+_counted_on = jax.jit(_remote.counted_on)
 
 
 def check_type(name: str, state: Any) -> None:

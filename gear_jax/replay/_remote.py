@@ -91,6 +91,16 @@ def init(remote: RemoteTable, partitions: int, slots: int) -> RemoteState:
     )
 
 
+def counted_on(generation: jax.Array, incarnation: jax.Array) -> jax.Array:
+    """Generations at a random distance from those that a process had before it was connected.
+
+    Others may have handles of its last life, which counted from the same numbers: they are those of no trajectory now,
+    nor of any to come.
+    """
+    # Ahead, so that a stamp and a record still tell what is older. 0 stands for no trajectory.
+    return jnp.maximum(generation + (incarnation[0] >> np.uint32(2)) + np.uint32(1), np.uint32(1))
+
+
 def rebuilt(state: Any, remote: RemoteTable, incarnation: jax.Array) -> RemoteState:
     """What is exposed, anew out of the index: for a table that another way has filled (a checkpoint)."""
     p, s = state.length.shape

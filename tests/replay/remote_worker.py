@@ -4,7 +4,6 @@ remote_worker.py TASK RANK PORTS FOLDER; the job's secret is in REMOTE_SECRET. T
 COORDINATOR/PROCESSES instead of ports.
 """
 
-import gc
 import os
 import pathlib
 import pickle
@@ -99,9 +98,12 @@ def wait_for(condition, seconds=60):
 def calls(job, folder):
     """In step, so that all draw the same: adds, samples, and updates by one process, which go to the others."""
     step, got, n = Step(folder, job.rank, len(job.addresses)), {}, len(job.addresses)
+    first = {}
     for name in SELECTORS:
         replay = make(name, job)
         state, drawn, own = replay.init(), [], []
+        first[name] = np.unique(state.generation)
+        assert first[name].shape == (1,) and first[name] > 0
         for turn in range(TURNS):
             state, handles = replay.add(state, *rows(turn, job.rank))
             own.append(np.asarray(handles.slot))
@@ -121,7 +123,7 @@ def calls(job, folder):
         assert counters["remote_rows"] > 0 and counters["bytes"] > 0, counters
         step(state)
         replay.close()
-    (folder / f"{job.rank}.pickle").write_bytes(pickle.dumps(got))
+    (folder / f"{job.rank}.pickle").write_bytes(pickle.dumps((got, first)))
 
 
 def out_of_step(job, folder):
@@ -174,49 +176,6 @@ def check(sample):
     assert (np.asarray(sample.probability)[~valid] == 0).all() and (np.asarray(sample.weight)[~valid] == 0).all()
 
 
-def killed(job, folder):
-    """Process 2 is killed, and started again; process 0 says how its samples fare, process 1 samples too."""
-    replay = make("uniform", job)
-    state = replay.init()
-    print("connected", flush=True)
-    state, _ = replay.add(state, *marked(1 if job.rank < 2 else 2, job.rank))
-    print("added", flush=True)
-    i, held, last = 0, CAPACITY // 3, None
-    opened = None
-    while not (folder / "stop").exists():
-        i += 1
-        if job.rank == 2:
-            time.sleep(0.01)
-            continue
-        begin = time.monotonic()
-        state, sample = replay.sample(state, jax.random.key(i), BATCH)
-        jax.block_until_ready(sample)
-        seconds = time.monotonic() - begin
-        assert seconds < 5 or i == 1, f"a sample took {seconds} s"  # the first one compiles
-        check(sample)
-        slot, valid = np.asarray(sample.handles.slot), np.asarray(sample.valid)
-        probability = np.asarray(sample.probability)
-        if not valid.all():
-            now = "lost"
-        elif np.allclose(probability * 3 * EACH, 1, rtol=1e-6):
-            now = "all"
-        elif last is None:  # others have yet to add
-            continue
-        else:  # the trajectories of two processes are left, and their probabilities sum to 1
-            now = "without"
-            np.testing.assert_allclose(probability * 2 * EACH, 1, rtol=1e-6)
-            assert not (slot // held == 2).any()
-        if now != last:
-            print(f"{now} alive={replay.session.alive.tolist()} seconds={seconds:.2f}", flush=True)
-            last = now
-        if opened is None and i >= 20:
-            opened = descriptors()
-    counters = replay.counters()
-    print("counters", counters, "descriptors", opened, descriptors(), flush=True)
-    replay.close()
-    print("end", flush=True)
-
-
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
@@ -263,115 +222,6 @@ def stress(job, folder, fetches=None):
     replay.close()
 
 
-def restored(job, folder):
-    """A checkpoint of each part, restored into a replay that then connects anew; the other goes on meanwhile."""
-    from gear_jax import checkpoint
-
-    step = Step(folder, job.rank, len(job.addresses))
-    replay = make("prioritized", job)
-    state = replay.init()
-    state, _ = replay.add(state, *rows(0, job.rank))
-    step(state)
-    state, before = replay.sample(state, jax.random.key(5), BATCH)
-    step(state)
-    if job.rank == 1:
-        checkpoint.save(folder / "part1", 1, state, replay)
-        state = checkpoint.restore(folder / "part1", replay)
-        for call in (replay.sample, jax.jit(replay.sample, static_argnums=2)):
-            try:
-                jax.block_until_ready(call(state, jax.random.key(1), BATCH)[1])
-            except (jax.errors.JaxRuntimeError, ValueError) as e:
-                assert "replay.connect(state)" in str(e), e
-            else:
-                raise AssertionError("a state that is not exposed was sampled")
-        state = replay.connect(state)
-    step(state)
-    wait_for(lambda: replay.session.alive.all())
-    step(state)
-    state, after = replay.sample(state, jax.random.key(5), BATCH)
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-    step(state)
-    replay.close()
-
-
-def let_go(job, folder):
-    """Process 1 lets its state go, and the other reads on: one that a call of the replay returned, then one that a step
-    of its own did."""
-    step, large = Step(folder, job.rank, len(job.addresses)), 1 << 14
-    table = gear.TableSpec({"number": gear.ColumnSpec((large,), jnp.int32)}, 2, 1024)  # the system takes it back
-    replay = gear.make_replay(table, exchange="rdma", job=job, deadline=10.0)
-    state = replay.init()
-    given = {"number": np.full((EACH, 2, large), job.rank, np.int32)}, np.full(EACH, 2, np.int32)
-    own_step = jax.jit(lambda state: replay.add(state, *jax.tree.map(jnp.asarray, given))[0], donate_argnums=0)
-    for kept in (True, False):
-        if job.rank == 1:
-            state = replay.init() if state is None else state
-            state = replay.add(state, *given)[0] if kept else own_step(state)
-            jax.block_until_ready(state)
-            state = None
-            gc.collect()
-            step(())
-        else:
-            state, _ = replay.add(state, *given)
-            step(state)
-            wait_for(lambda: replay.session.alive.all())
-            owners = set()
-            for i in range(40):
-                state, sample = replay.sample(state, jax.random.key(i), BATCH)
-                valid, data = np.asarray(sample.valid), np.asarray(sample.data["number"])
-                owner = (np.asarray(sample.handles.slot) // 512)[valid]
-                assert (data[valid] == owner[:, None, None]).all() and (valid.all() or not kept)
-                owners.update(owner.tolist())
-            assert owners == ({0, 1} if kept else {0}), owners
-        step(())
-    print(replay.counters(), flush=True)
-    replay.close()
-
-
-def error_on_loss(job, folder):
-    """With on_loss="error" a sample raises while a process is gone."""
-    step = Step(folder, job.rank, len(job.addresses))
-    replay = make("uniform", job, on_loss="error")
-    state = replay.init()
-    state, _ = replay.add(state, *rows(0, job.rank))
-    step(state)
-    state, sample = replay.sample(state, jax.random.key(0), BATCH)
-    assert sample.valid.all()
-    step(state)
-    if job.rank == 1:
-        replay.close()
-    else:
-        wait_for(lambda: not replay.session.alive[1])
-        for turn in range(3):
-            try:
-                jax.block_until_ready(replay.sample(state, jax.random.key(1), BATCH)[1])
-            except (jax.errors.JaxRuntimeError, ValueError) as e:
-                assert "got no answer from process(es) 1 within the deadline" in str(e), e
-            else:
-                raise AssertionError("it did not raise")
-            state, _ = replay.add(state, *rows(1 + turn, job.rank))  # needs nobody
-            jax.block_until_ready(state)
-        replay.close()
-    step(state)
-
-
-def not_closed(job, folder):
-    """A process that ends without a word: it ends well, and the other goes on."""
-    step = Step(folder, job.rank, len(job.addresses))
-    replay = make("uniform", job)
-    state = replay.init()
-    state, _ = replay.add(state, *marked(1, job.rank))
-    step(state)
-    if job.rank == 1:
-        return
-    wait_for(lambda: not replay.session.alive[1])
-    for i in range(20):
-        state, sample = replay.sample(state, jax.random.key(i), BATCH)
-        check(sample)
-    assert sample.valid.all()
-
-
 def distributed(rank, processes, folder):
     """The job is that of jax.distributed."""
     step = Step(folder, rank, processes)
@@ -386,7 +236,7 @@ def distributed(rank, processes, folder):
     replay.close()
 
 
-if __name__ == "__main__":
+def run(tasks):
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     task, rank, ports, where = sys.argv[1:]
@@ -396,5 +246,9 @@ if __name__ == "__main__":
         distributed(int(rank), int(processes), pathlib.Path(where))
     else:
         addresses = tuple(("127.0.0.1", int(port)) for port in ports.split(","))
-        globals()[task](Job(int(rank), addresses, bytes.fromhex(os.environ["REMOTE_SECRET"])), pathlib.Path(where))
+        tasks[task](Job(int(rank), addresses, bytes.fromhex(os.environ["REMOTE_SECRET"])), pathlib.Path(where))
     print("done", flush=True)
+
+
+if __name__ == "__main__":
+    run(globals())

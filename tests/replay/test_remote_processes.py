@@ -22,7 +22,7 @@ import pytest
 from gear_jax import transport
 from gear_jax.testing.processes import Processes
 
-WORKER = pathlib.Path(__file__).with_name("remote_worker.py")
+WORKER, LIVES = (pathlib.Path(__file__).with_name(name) for name in ("remote_worker.py", "remote_lives.py"))
 pytestmark = pytest.mark.skipif(transport.missing("ucx") != "", reason=f"no transport: {transport.missing('ucx')}")
 SECONDS = 280
 DEVICES = 1 if jax.default_backend() == "cpu" else None  # of a process; GPUs are shared
@@ -39,10 +39,10 @@ def worker():
 
 
 class Launch:
-    """Starts the processes of one job, and some of them again."""
+    """Starts the processes of one job, and some of them again; `script` has the tasks."""
 
     def __init__(self, folder):
-        self.folder = folder
+        self.folder, self.script = folder, WORKER
         self.environment = {"REMOTE_SECRET": secrets.token_hex(32)}
         self.ports = None
 
@@ -58,7 +58,14 @@ class Launch:
         return Processes(self.words(task, str(rank)), 1, DEVICES, self.environment)
 
     def words(self, task, rank):
-        return [sys.executable, "-W", "error", str(WORKER), task, rank, self.ports, str(self.folder)]
+        return [sys.executable, "-W", "error", str(self.script), task, rank, self.ports, str(self.folder)]
+
+
+@pytest.fixture
+def lives(launch):
+    """`launch`, of processes that end and come back."""
+    launch.script = LIVES
+    return launch
 
 
 @pytest.fixture
@@ -79,15 +86,19 @@ def ended(started):
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_draw_as_one_that_holds_the_whole_table(launch, worker, processes):
-    """Handles, probabilities, weights, anchors, data, bit for bit, of updates that went through outboxes too."""
+    """Slots, probabilities, weights, anchors, data, bit for bit, of updates that went through outboxes too."""
     with launch("calls", processes) as started:
         wanted = worker.alone(processes)
         ended(started)
-    for rank in range(processes):
-        got = pickle.loads((launch.folder / f"{rank}.pickle").read_bytes())
+    told = [pickle.loads((launch.folder / f"{rank}.pickle").read_bytes()) for rank in range(processes)]
+    for rank, (got, _) in enumerate(told):
         assert got.keys() == wanted.keys()
         for name in wanted:
+            first = np.concatenate([firsts[name] for _, firsts in told])  # generations begin there
             for turn, (a, b) in enumerate(zip(got[name], wanted[name], strict=True)):
+                slot, generation = b.handles.slot, b.handles.generation
+                generation = np.where(slot < 0, generation, generation + first[slot // (worker.CAPACITY // processes)])
+                b = b.replace(handles=b.handles.replace(generation=generation))
                 for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
                     where = f"process {rank}, {name}, turn {turn}, {jax.tree_util.keystr(path)}"
                     np.testing.assert_array_equal(x, y, err_msg=where)
@@ -104,17 +115,17 @@ def test_hosts_need_not_be_in_step(launch):
         ended(started)
 
 
-def test_a_killed_process_hurts_no_other_and_comes_back(launch):
-    with launch("killed", 3) as started:
+def test_a_killed_process_hurts_no_other_and_comes_back(lives):
+    with lives("killed", 3) as started:
         started.wait_for("all alive=[True, True, True]", SECONDS, among=[0, 1])
         started.kill(2)
         started.wait_for("without alive=[True, True, False]", 30, among=[0, 1])
-        with launch.again("killed", 2) as second:
+        with lives.again("killed", 2) as second:
             second.wait_for("added", SECONDS)
             for i in (0, 1):
                 started.wait_for("without", 30, among=[i])
             _wait_for_count(started, "all alive=[True, True, True]", 2)
-            (launch.folder / "stop").touch()
+            (lives.folder / "stop").touch()
             assert second.wait(60) == [0], second.report()
         assert started.wait(60, among=[0, 1]) == [0, 0], started.report()
         for i in (0, 1):
@@ -139,24 +150,29 @@ def test_stress_a_writer_overwrites_what_is_fetched(launch):
         print(started.report())
 
 
-def test_a_process_may_end_without_closing(launch):
-    with launch("not_closed", 2) as started:
+def test_a_process_may_end_without_closing(lives):
+    with lives("not_closed", 2) as started:
         ended(started)
 
 
 @pytest.mark.parametrize("tls", [None, "tcp,self"])
-def test_a_state_may_be_let_go(launch, tls):
+def test_a_state_may_be_let_go(lives, tls):
     """What a call of the replay has returned stays; else rows are refused, and nobody dies of it."""
-    launch.environment |= {} if tls is None else {"UCX_TLS": tls}
-    with launch("let_go", 2) as started:
+    lives.environment |= {} if tls is None else {"UCX_TLS": tls}
+    with lives("let_go", 2) as started:
         ended(started)
 
 
-def test_a_restored_part_goes_on_after_connect(launch):
-    with launch("restored", 2) as started:
+def test_a_restored_part_goes_on_after_connect(lives):
+    with lives("restored", 2) as started:
         ended(started)
 
 
-def test_a_lost_process_is_an_error_on_demand(launch):
-    with launch("error_on_loss", 2) as started:
+def test_handles_of_an_earlier_life_are_stale(lives):
+    with lives("started_again", 2) as started:
+        ended(started)
+
+
+def test_a_lost_process_is_an_error_on_demand(lives):
+    with lives("error_on_loss", 2) as started:
         ended(started)
