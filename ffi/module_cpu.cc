@@ -98,6 +98,11 @@ NB_MODULE(_gear_cpu, m) {
   m.def(
       "rdma_host", [] { return nb::capsule(&OwnRdmaHost()); },
       "Where other platforms' libraries find the sessions: for their use_rdma_host.");
+  m.def(
+      "wait_for_fetches",
+      [](int64_t number, double seconds) { return WaitForFetches(RdmaCountersOf(number), seconds); },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Waits until no fetch through a session number is in flight, at most so long. Whether that is so.");
   m.def("rdma_counters", &CountRdma, "What has become of the rows fetched through a session number.");
   m.def("unregister_memory", &UnregisterMemory, nb::call_guard<nb::gil_scoped_release>(),
         "Makes an address stale, then waits until nobody reads its memory. False: it is stale already.");

@@ -1,9 +1,11 @@
 #include "ffi/rdma_fetch.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <sstream>
+#include <thread>
 
 #include "ffi/copy_past_caches.h"
 #include "ffi/seqlock.h"
@@ -22,8 +24,24 @@ RdmaCounters& RdmaCountersOf(int64_t reader) {
   return (*counters)[reader];
 }
 
+bool WaitForFetches(const RdmaCounters& counters, double seconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (counters.in_flight > 0) {
+    if (std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
 Fetch::Fetch(FetchCall call, std::shared_ptr<Reader> reader, RdmaCounters* counters)
-    : call_(std::move(call)), reader_(std::move(reader)), counters_(counters) {}
+    : call_(std::move(call)), reader_(std::move(reader)), counters_(counters) {
+  ++counters_->in_flight;
+}
+
+void Fetch::Landed() {
+  if (in_flight_) --counters_->in_flight;
+  in_flight_ = false;
+}
 
 std::string CheckRegion(const Reader& reader, int32_t peer, int32_t region, uint64_t wanted) {
   const uint64_t bytes = reader.RegionBytes(peer, region);
@@ -144,6 +162,7 @@ void Fetch::Part() {
   if (parts_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const auto ended = std::move(ended_);  // it may hold this
   ended_ = nullptr;
+  Landed();
   ended();
 }
 

@@ -32,10 +32,14 @@ struct RdmaCounters {
   std::atomic<uint64_t> stale{0};    // rows whose slot holds another trajectory by now
   std::atomic<uint64_t> lost{0};     // rows of a peer that is gone, or did not answer in time
   std::atomic<uint64_t> refused{0};  // rows that the peer did not let be read
+  std::atomic<int64_t> in_flight{0};  // fetches that want something of the reader, or will
 };
 
 // The counters of a reader, by its number; there from the first call on. Thread-safe.
 RdmaCounters& RdmaCountersOf(int64_t reader);
+
+// Waits until none of its fetches is in flight, at most so long; whether that is so. For who ends the reader.
+bool WaitForFetches(const RdmaCounters& counters, double seconds);
 
 // A shard of this process whose tables a GPU can read where they are.
 struct GpuShard {
@@ -87,7 +91,9 @@ int64_t FirstBadRow(const FetchCall& call);
 // the rows of others travel.
 class Fetch : public Work, public std::enable_shared_from_this<Fetch> {
  public:
+  // In flight from now on until it has ended.
   Fetch(FetchCall call, std::shared_ptr<transport::Reader> reader, RdmaCounters* counters);
+  ~Fetch() override { Landed(); }
 
   // Sorts the rows and fixes the split into tasks. CheckRegions must have found no fault. Call once, first.
   void Prepare(int64_t threads);
@@ -132,6 +138,7 @@ class Fetch : public Work, public std::enable_shared_from_this<Fetch> {
   void Answer(Phase phase, const std::vector<transport::Status>& status);
   void NextRound();
   void Part();
+  void Landed();
 
   FetchCall call_;
   std::shared_ptr<transport::Reader> reader_;
@@ -149,6 +156,7 @@ class Fetch : public Work, public std::enable_shared_from_this<Fetch> {
   int64_t tries_ = 0;
   std::atomic<int64_t> parts_{0};  // tasks that have not run, and one for what travels
   std::function<void()> ended_;
+  bool in_flight_ = true;
   std::vector<int32_t> lost_peers_;
   bool closed_ = false;
 };

@@ -353,6 +353,34 @@ TEST(Fetch, WaitsForASlowPeer) {
   run.Check([](int64_t) { return true; });
 }
 
+TEST(Fetch, IsInFlightUntilItHasEnded) {
+  Tables tables(2, 3, {2});
+  Rows rows{{0}, {1}, {0}, {3}, {kGeneration}};
+  Trial run(tables, rows, {0, 3, false});
+  EXPECT_TRUE(WaitForFetches(run.counters, 0));
+  auto reader = Fake(tables);
+  std::promise<void> answer;
+  reader->on_piece = [&, asked = answer.get_future().share()](const Piece&) {
+    asked.wait();
+    return Status::kOk;
+  };
+  std::promise<void> ended;
+  auto fetch = std::make_shared<Fetch>(run.Call(), reader, &run.counters);
+  EXPECT_FALSE(WaitForFetches(run.counters, 0));  // it will ask
+  fetch->Prepare(1);
+  fetch->Start([&] { ended.set_value(); });
+  fetch->Drain();
+  EXPECT_FALSE(WaitForFetches(run.counters, 0.01));
+  answer.set_value();
+  EXPECT_TRUE(WaitForFetches(run.counters, 60));
+  ended.get_future().wait();
+  fetch->Finish();
+  EXPECT_FALSE(fetch->closed());
+  fetch.reset();
+  std::make_shared<Fetch>(run.Call(), reader, &run.counters).reset();  // one that never starts
+  EXPECT_TRUE(WaitForFetches(run.counters, 0));
+}
+
 // What the kernels of a GPU do is done by a plain gather here, before the fetch.
 TEST(Fetch, AGpuGathersTheRowsOfItsShard) {
   for (const int32_t on_gpu : {0, 1}) {  // one of another process would do as well

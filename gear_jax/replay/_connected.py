@@ -92,7 +92,8 @@ class Connected:
         `init` does it. Call it again for a state that comes from elsewhere, such as a checkpoint: what was exposed
         before is no more, to the others this process is lost for a moment, and they need not call anything. Priorities
         that were on their way to others are dropped. With several processes the generations of its trajectories change:
-        handles of before are stale, also those that others have.
+        handles of before are stale, also those that others have. Samples that are in flight (`sample_start`) are
+        waited for first, and are whole: they end by the deadline.
 
         From then on the state, threaded linearly, must stay in its memory until `close`, which donation sees to: in
         your own jitted steps donate it, too. A sample finds out if it does not. What a call of the replay has returned
@@ -117,6 +118,7 @@ class Connected:
             raise type_error("connect: state", got="a traced state", wanted="a concrete one", fix=fix)
         check_alive("connect", state)
         jax.block_until_ready(state)  # what is still to run needs the session that there is
+        self._link.wait()
         self._link.close()
         state = self._calls.placed(state)
         state = self._with_exposed(state)
@@ -129,7 +131,8 @@ class Connected:
         the last state goes, and before another table is made: until then the memory is kept. The others go on without
         this process. `connect` opens it again.
 
-        Waits for the last call of this replay; a program of your own that is still to run fails."""
+        Waits for the last call of this replay, and for samples in flight; a program of your own that is still to run
+        fails."""
         if self._link is not None:
             self._link.wait()
             self._link.close()

@@ -16,6 +16,8 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.replay._mesh import Placement
 from gear_jax.transport import Job, Session
 
+# Of a fetch, one after another: each ends by the deadline.
+_READS = 3
 # Numbers of the sessions of replays, beside those of a user's own; the n-th replay has the same in every process.
 _numbers = itertools.count(1 << 20)
 
@@ -120,10 +122,12 @@ class Link:
         return len(arrays) == len(self._held) and all(a is b for a, b in zip(arrays, self._held, strict=True))
 
     def wait(self) -> None:
-        """Waits for the last call of the replay."""
+        """Waits for the last call of the replay, and for the fetches that are in flight."""
         if self._last is not None and not self._last.is_deleted():
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the state tells it to whoever uses it
                 jax.block_until_ready(self._last)
+        library: Any = _native.load("cpu")
+        library.wait_for_fetches(self.number, _READS * self._deadline)
 
     def exposes(self, arrays: Sequence[Any]) -> bool:
         """Whether these are the arrays that the session exposes; waits until they are there."""

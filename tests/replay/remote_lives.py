@@ -169,6 +169,28 @@ def let_go(job, folder):
     replay.close()
 
 
+def connected_meanwhile(job, folder):
+    """Process 0 calls `connect`, and then `close`, while its sample is on its way."""
+    step, large = Step(folder, job.rank, len(job.addresses)), 1 << 16
+    table = gear.TableSpec({"number": gear.ColumnSpec((large,), jnp.int32)}, 1, 16)
+    replay = gear.make_replay(table, exchange="rdma", job=job, deadline=30.0)
+    state = replay.init()
+    given = np.full((EACH, 1, large), 1 + job.rank, np.int32)
+    state, _ = replay.add(state, {"number": given}, np.ones(EACH, np.int32))
+    step(state)
+    if job.rank == 0:
+        for end in (replay.connect, lambda state: replay.close()):
+            state, pending = replay.sample_start(state, jax.random.key(0), 256)
+            after = end(state)
+            sample = replay.sample_done(pending)
+            owner = np.asarray(sample.handles.slot) // 8
+            assert sample.valid.all() and set(owner.tolist()) == {0, 1}, replay.counters()
+            assert (np.asarray(sample.data["number"]) == 1 + owner[:, None, None]).all()
+            state = after
+    step(())
+    replay.close()
+
+
 def error_on_loss(job, folder):
     """With on_loss="error" a sample raises while a process is gone."""
     step = Step(folder, job.rank, len(job.addresses))

@@ -163,6 +163,12 @@ def test_a_state_may_be_let_go(lives, tls):
         ended(started)
 
 
+def test_samples_in_flight_are_whole_after_connect_and_close(lives):
+    lives.environment |= {"UCX_TLS": "tcp,self"}  # rows take their time
+    with lives("connected_meanwhile", 2) as started:
+        ended(started)
+
+
 def test_a_restored_part_goes_on_after_connect(lives):
     with lives("restored", 2) as started:
         ended(started)
