@@ -25,13 +25,13 @@ struct RdmaShard {
 
 // What has happened to the rows that were asked for, over all fetches of one reader.
 struct RdmaCounters {
-  std::atomic<uint64_t> rows{0};     // asked for
-  std::atomic<uint64_t> remote{0};   // of them, from another process
-  std::atomic<uint64_t> retries{0};  // rows that were read once more
-  std::atomic<uint64_t> torn{0};     // rows that were being written until the last try
-  std::atomic<uint64_t> stale{0};    // rows whose slot holds another trajectory by now
-  std::atomic<uint64_t> lost{0};     // rows of a peer that is gone, or did not answer in time
-  std::atomic<uint64_t> refused{0};  // rows that the peer did not let be read
+  std::atomic<uint64_t> rows{0};      // asked for
+  std::atomic<uint64_t> remote{0};    // of them, from another process
+  std::atomic<uint64_t> retries{0};   // rows that were read once more
+  std::atomic<uint64_t> torn{0};      // rows that were being written until the last try
+  std::atomic<uint64_t> stale{0};     // rows whose slot holds another trajectory by now
+  std::atomic<uint64_t> lost{0};      // rows of a peer that is gone, or did not answer in time
+  std::atomic<uint64_t> refused{0};   // rows that the peer did not let be read
   std::atomic<int64_t> in_flight{0};  // fetches that want something of the reader, or will
 };
 

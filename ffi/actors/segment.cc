@@ -1,6 +1,7 @@
 #include "ffi/actors/segment.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -50,13 +51,15 @@ std::unique_ptr<Segment> Segment::Create(const std::string& directory, const std
   const uint64_t free_bytes = static_cast<uint64_t>(room.f_bavail) * room.f_frsize;
   // fallocate takes what there is before it finds that there is too little.
   if (free_bytes < bytes) throw NoRoom(directory, bytes, Bytes(free_bytes) + " free");
-  unlink(segment->unpublished_.c_str());
-  segment->file_ = open(segment->unpublished_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (segment->file_ < 0) {
-    const int error = errno;
-    segment->unpublished_.clear();
-    throw System(segment->path_, error);
-  }
+  do {
+    unlink(segment->unpublished_.c_str());
+    segment->Reopen(segment->unpublished_, O_CREAT | O_EXCL);
+    if (segment->file_ < 0) {
+      const int error = errno;
+      segment->unpublished_.clear();
+      throw System(segment->path_, error);
+    }
+  } while (!segment->Hold());
   const int error = posix_fallocate(segment->file_, 0, static_cast<off_t>(bytes));
   if (error != 0) throw NoRoom(directory, bytes, std::string("\"") + std::strerror(error) + "\"");
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->file_, 0);
@@ -69,12 +72,14 @@ std::unique_ptr<Segment> Segment::Create(const std::string& directory, const std
 std::unique_ptr<Segment> Segment::Open(const std::string& directory, const std::string& name, uint64_t least) {
   std::unique_ptr<Segment> segment(new Segment);
   segment->path_ = directory + "/" + name;
-  segment->file_ = open(segment->path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (segment->file_ < 0) {
-    if (errno != ENOENT) throw System(segment->path_, errno);
-    throw Error("missing", "ring: got no file " + segment->path_ +
-                               ", wanted the ring of a learner. Start the learner first, or correct the name.");
-  }
+  do {
+    segment->Reopen(segment->path_, O_NOFOLLOW);
+    if (segment->file_ < 0) {
+      if (errno != ENOENT) throw System(segment->path_, errno);
+      throw Error("missing", "ring: got no file " + segment->path_ +
+                                 ", wanted the ring of a learner. Start the learner first, or correct the name.");
+    }
+  } while (!segment->Hold());
   struct stat found;
   if (fstat(segment->file_, &found) != 0) throw System(segment->path_, errno);
   const uint64_t bytes = static_cast<uint64_t>(found.st_size);
@@ -87,6 +92,19 @@ std::unique_ptr<Segment> Segment::Open(const std::string& directory, const std::
   segment->data_ = static_cast<uint8_t*>(data);
   segment->bytes_ = bytes;
   return segment;
+}
+
+void Segment::Reopen(const std::string& path, int flags) {
+  if (file_ >= 0) close(file_);
+  file_ = open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0600);
+}
+
+bool Segment::Hold() const {
+  while (flock(file_, LOCK_SH) != 0) {
+    if (errno != EINTR) throw System(path_, errno);
+  }
+  struct stat found;
+  return fstat(file_, &found) == 0 && found.st_nlink > 0;
 }
 
 void Segment::Publish() {

@@ -23,7 +23,9 @@ class Error : public std::runtime_error {
 // The word of this process (process.h). Throws Error "foreign" where /proc does not tell.
 uint64_t OwnerOfThis();
 
-// Mapped, and kept mapped as long as this lives; the file's name may be gone before.
+// Mapped, and kept mapped as long as this lives; the file's name may be gone before. As long, the file has a shared
+// lock (flock): whoever removes files of the dead takes an exclusive one first, and so removes none that a process has
+// open or is making, in whatever PID namespace.
 class Segment {
  public:
   // Makes a file of `bytes` bytes of zeros, under a name that nobody opens until Publish. All its memory is
@@ -53,6 +55,10 @@ class Segment {
 
  private:
   Segment() = default;
+  void Reopen(const std::string& path, int flags);
+  // Takes the lock. False: the file was removed before.
+  bool Hold() const;
+
   int file_ = -1;
   uint8_t* data_ = nullptr;
   uint64_t bytes_ = 0;

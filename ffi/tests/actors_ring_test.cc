@@ -1,12 +1,15 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -132,6 +135,24 @@ TEST(Segment, ANameThatBelongsToAnotherFileStays) {
   auto other = Ring::Create(f.directory, "ring", f.spec);
   EXPECT_FALSE(f.ring->segment().Unlink());
   EXPECT_TRUE(f.ring->segment().Whole());
+}
+
+TEST(Segment, IsLockedAsLongAsItIsOpen) {
+  Fixture f;
+  const std::string path = f.directory + "/ring";
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  EXPECT_NE(flock(file, LOCK_EX | LOCK_NB), 0);
+  auto other = Ring::Open(f.directory, "ring");
+  f.ring.reset();
+  EXPECT_NE(flock(file, LOCK_EX | LOCK_NB), 0);
+  other.reset();
+  ASSERT_EQ(flock(file, LOCK_EX | LOCK_NB), 0);
+  // Who finds the file while it is being removed does not have it.
+  auto found = std::async(std::launch::async, [&] { return KindOf([&] { Ring::Open(f.directory, "ring"); }); });
+  EXPECT_EQ(found.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  unlink(path.c_str());
+  close(file);
+  EXPECT_EQ(found.get(), "missing");
 }
 
 TEST(Process, TellsTheDeadTheStoppedAndOthersOfTheNumber) {

@@ -1,9 +1,12 @@
 """The memory of a ring: its bytes, who may have it, and what is wrong with other files."""
 
 import os
+import pathlib
 import struct
 import subprocess
 import sys
+import threading
+import types
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +21,7 @@ from gear_jax.actors import (
     RingMissingError,
     RingSpaceError,
     Writer,
+    _clean,
     make_ring,
     open_ring,
 )
@@ -198,6 +202,63 @@ def test_only_what_nobody_holds_is_removed(shm, name):
             process.kill()
             process.wait(30)
     assert [p.name for p in clean(shm)] == [found.path.name]
+
+
+@pytest.fixture
+def strangers(monkeypatch):
+    """Processes are those of another container: what is known of them here says that they are dead."""
+    monkeypatch.setattr(_clean, "_mapped_by", lambda *_: ())
+    monkeypatch.setattr(_clean, "core", lambda: types.SimpleNamespace(life_of=lambda _: "dead"))
+
+
+def test_a_ring_that_a_stranger_makes_is_not_removed(shm, strangers):
+    with subprocess.Popen([sys.executable, "-c", _HOLD, shm, "unfinished"], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            assert [r.stale for r in rings(shm)] == [False] and clean(shm) == []
+        finally:
+            process.kill()
+            process.wait(30)
+    assert len(clean(shm)) == 1
+
+
+def test_a_ring_that_is_found_while_others_clean_up_is_not_removed(shm, table, monkeypatch):
+    make_ring(table, 1, name="found", directory=shm)
+    (found,) = rings(shm)
+    assert found.stale
+    ring = open_ring("found", shm)
+    with monkeypatch.context() as patch:
+        patch.setattr(_clean, "rings", lambda _: [found])
+        assert clean(shm) == []
+    assert open_ring("found", shm).path == ring.path
+    del ring
+    assert clean(shm) == [found.path]
+
+
+def test_rings_are_made_and_found_while_others_clean_up(shm, table, strangers):
+    done = threading.Event()
+
+    def clean_up():
+        while not done.is_set():
+            for path in os.listdir(shm):  # without a look at who owns them
+                with _clean._alone(pathlib.Path(shm, path)) as alone:
+                    if alone:
+                        os.unlink(os.path.join(shm, path))
+
+    others = [threading.Thread(target=clean_up) for _ in range(2)]
+    for other in others:
+        other.start()
+    try:
+        for i in range(300):
+            ring = make_ring(table, 1, name=f"{i}", directory=shm)
+            assert open_ring(f"{i}", shm).nbytes == ring.nbytes
+    finally:
+        done.set()
+        for other in others:
+            other.join()
+    del ring
+    clean(shm)
+    assert os.listdir(shm) == []
 
 
 def test_an_unnamed_ring_goes_with_its_maker(shm, table):
