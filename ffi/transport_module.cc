@@ -250,7 +250,8 @@ void AddTransport(nb::module_& m) {
       .def(
           "add", [](std::shared_ptr<Session> s, int64_t number) { transport::AddReader(number, std::move(s)); },
           "Lets ops find this session by a number.")
-      .def("close", &Session::Close, NoGil(), "Ends all reads and the thread.");
+      .def("close", &Session::Close, NoGil(),
+           "Ends all reads and the thread. Returns how many reads the transport has not ended by the deadline.");
   m.def("remove_reader", &transport::RemoveReader, NoGil(), "Ops find a session no more.");
 }
 

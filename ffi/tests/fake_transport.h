@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -27,7 +28,7 @@ struct Behaviour {
   bool silent = false;      // it never answers
   bool refuses = false;     // kRefused
   bool breaks = false;      // kLost
-  double flush_delay = 0;   // seconds from Disconnect to the end of what is under way
+  double flush_delay = 0;   // seconds from Disconnect to the end of what is under way; infinite: it never ends
   uint32_t room = 1 << 30;  // reads under way at most
 };
 
@@ -95,8 +96,9 @@ class FakeTransport final : public Transport {
     connected_[peer] = false;
     for (Pending& read : reads_) {
       if (read.peer != peer) continue;
-      read.flushed = true;
-      read.when = Clock::now() + Seconds(world_->Get(peer).flush_delay);
+      const double delay = world_->Get(peer).flush_delay;
+      read.flushed = !std::isinf(delay);
+      if (read.flushed) read.when = Clock::now() + Seconds(delay);
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <future>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -367,6 +368,24 @@ TEST_F(SessionTest, CloseEndsAllReads) {
   EXPECT_NE(error, "");
   EXPECT_NE(Connect(0), "");
   EXPECT_FALSE(session_->Run([](Transport&) {}));
+}
+
+TEST_F(SessionTest, CloseEndsWithATransportThatDoesNot) {
+  Options options;
+  options.timeout = 0.1;
+  Start(options);
+  world_.Set(0, {.silent = true, .flush_delay = std::numeric_limits<double>::infinity()});
+  auto to = std::make_unique<std::vector<uint8_t>>(1 << 16);
+  auto first = Read({{0, 0, 0, 4096, to->data()}, {0, 1, 0, 4096, to->data()}});
+  auto second = Read({{0, 0, 0, 1, to->data()}, {2, 0, 0, 1, to->data()}});
+  while (world_.Posted(0) < 3) std::this_thread::yield();
+  EXPECT_EQ(session_->Close(), 3u);
+  to.reset();  // a write after this is one to freed memory
+  for (const Status status : Get(std::move(first))) EXPECT_TRUE(status == Status::kClosed || status == Status::kTimeout);
+  EXPECT_EQ(Get(std::move(second))[1], Status::kOk);
+  EXPECT_TRUE(world_.destroyed);
+  EXPECT_EQ(session_->Close(), 3u);
+  EXPECT_EQ(world_.strays.exchange(0), 1);  // what the transport has not ended
 }
 
 TEST_F(SessionTest, DoneMayReadAgainAndHoldTheLastReference) {

@@ -50,7 +50,7 @@ std::string Session::Connect(int32_t peer, std::vector<uint8_t> blob, std::vecto
 void Session::Disconnect(int32_t peer) { loop_->Disconnect(peer); }
 bool Session::Run(std::function<void(Transport&)> f) { return loop_->Run(f); }
 Counters Session::counters() const { return loop_->counters(); }
-void Session::Close() { loop_->Close(); }
+uint64_t Session::Close() { return loop_->Close(); }
 
 // ---- What other threads ask of the progress thread.
 
@@ -200,16 +200,19 @@ Counters SessionLoop::counters() const {
   return {bytes_, reads_, refused_, timeouts_, lost_, losses_, reconnects_, static_cast<double>(wait_ns_) * 1e-9};
 }
 
-void SessionLoop::Close() {
+uint64_t SessionLoop::Close() {
+  uint64_t unended;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     closing_ = true;
     if (sleeping_) transport_->Wake();
-    if (std::this_thread::get_id() == thread_id_) return;
+    if (std::this_thread::get_id() == thread_id_) return 0;
     changed_.wait(lock, [&]() { return ended_ && here_ == 0; });
+    unended = unended_;
   }
   const std::lock_guard<std::mutex> lock(join_);
   if (thread_.joinable()) thread_.join();
+  return unended;
 }
 
 }  // namespace gear_jax::transport

@@ -75,7 +75,8 @@ class Session final : public Reader {
 
   // Gives what is under way half a second, ends all reads as kClosed, waits until nothing is under way, stops the
   // thread and destroys the transport. Called from `done`, it does not wait. Thread-safe; a second call waits too.
-  void Close();
+  // Returns how many reads on the wire the transport had not ended by the deadline: 0, or it is at fault.
+  uint64_t Close();
 
  private:
   std::shared_ptr<SessionLoop> loop_;

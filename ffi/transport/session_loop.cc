@@ -326,9 +326,12 @@ void SessionLoop::ShutDown() {
     if (!Poll()) transport_->Wait(kUnsureSeconds);
   }
   for (int32_t peer = 0; peer < peers; ++peer) Fail(peer, Status::kClosed, nullptr);
-  while (under_way_ > 0) {
+  const auto last = Clock::now() + std::max<std::chrono::nanoseconds>(timeout_, kDrain);
+  while (under_way_ > 0 && Clock::now() < last) {
     if (!Poll()) transport_->Wait(kUnsureSeconds);
   }
+  const uint64_t unended = under_way_;
+  Abandon();
   RunDone();
   std::unique_ptr<Transport> transport;
   {
@@ -338,7 +341,19 @@ void SessionLoop::ShutDown() {
   transport.reset();
   const std::lock_guard<std::mutex> lock(mutex_);
   ended_ = true;
+  unended_ = unended;
   changed_.notify_all();
+}
+
+// A transport that has not ended what it was told to end is polled no more, so it writes to no memory either.
+void SessionLoop::Abandon() {
+  for (auto next = batches_.begin(); next != batches_.end();) {
+    Batch* const batch = (next++)->get();  // it ends
+    for (uint32_t i = 0; i < batch->pieces.size(); ++i) {
+      batch->states[i].under_way = 0;
+      EndIfWhole(batch, i);
+    }
+  }
 }
 
 }  // namespace gear_jax::transport

@@ -36,7 +36,7 @@ class SessionLoop {
 
   // Starts the thread, which keeps the loop alive until it has ended.
   static void Start(const std::shared_ptr<SessionLoop>& loop);
-  void Close();
+  uint64_t Close();
 
   ~SessionLoop();
 
@@ -105,6 +105,7 @@ class SessionLoop {
   void RunDone();
   void Sleep();
   void ShutDown();
+  void Abandon();
 
   // Of the progress thread alone.
   std::unique_ptr<Transport> transport_;  // others may wake it while sleeping_
@@ -131,6 +132,7 @@ class SessionLoop {
   std::vector<std::shared_ptr<const NearMemory>> near_;  // [peers]; null: not read by other threads
   uint32_t here_ = 0;                                    // calls of ReadHere that are reading
   bool closing_ = false, ended_ = false, sleeping_ = false;
+  uint64_t unended_ = 0;  // chunks under way when the transport was given up
   std::vector<std::atomic<bool>> alive_;
   std::atomic<uint64_t> bytes_{0}, reads_{0}, refused_{0}, timeouts_{0}, lost_{0}, losses_{0}, reconnects_{0};
   std::atomic<int64_t> wait_ns_{0};

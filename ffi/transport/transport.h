@@ -67,7 +67,8 @@ class Transport {
   // The memory of a connected peer, where any thread of this process may read it by `ReadProcess`; null: it may not.
   virtual std::shared_ptr<const NearMemory> Near(int32_t) const { return nullptr; }
 
-  // Ends a connection. What is under way ends as kLost by later Polls, and until then Post is not called for the peer.
+  // Ends a connection. What is under way ends as kLost by later Polls, soon, and until then Post is not called for the
+  // peer.
   // A peer may be connected again.
   virtual void Disconnect(int32_t peer) = 0;
 
@@ -75,7 +76,8 @@ class Transport {
   // The session has checked the bounds.
   virtual bool Post(int32_t peer, int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) = 0;
 
-  // Makes progress and hands out what has ended, at most `max`. After a completion nothing writes to its memory.
+  // Makes progress and hands out what has ended, at most `max`. What reads ask for is written here, by this thread, and
+  // after a completion not any more.
   virtual size_t Poll(Completion* completions, size_t max) = 0;
 
   // Sleeps until there may be something to poll, Wake is called, or `seconds` have passed.

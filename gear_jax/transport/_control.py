@@ -32,7 +32,7 @@ _lock = threading.Lock()
 class Channel:
     """A connection whose other end knows the secret. One thread sends and one receives at a time."""
 
-    def __init__(self, sock: socket.socket, secret: bytes, *, server: bool):
+    def __init__(self, sock: socket.socket, secret: bytes, *, server: bool, who: str = "peer"):
         self._socket = sock
         self._deadline = time.monotonic() + SECONDS
         try:
@@ -50,7 +50,7 @@ class Channel:
             if isinstance(e, multiprocessing.AuthenticationError | AssertionError | ValueError | MalformedError):
                 fix = "Give every process the same secret."
                 got, wanted = "one without the job's secret", "one with it"
-                raise transport_error("peer", got=got, wanted=wanted, fix=fix) from None
+                raise transport_error(who, got=got, wanted=wanted, fix=fix) from None
             raise
         nonces = theirs + mine if server else mine + theirs
         keys = [hmac.digest(secret, name + nonces, hashlib.sha256) for name in (b"to server", b"to client")]
@@ -133,13 +133,13 @@ def _code(key: bytes, number: int, payload: bytes) -> bytes:
     return hmac.digest(key, struct.pack("!Q", number) + payload, hashlib.sha256)
 
 
-def dial(address: tuple[str, int], secret: bytes) -> Channel:
-    """Connects to a process.
+def dial(address: tuple[str, int], secret: bytes, who: str = "peer") -> Channel:
+    """Connects to a process; `who` it is, for errors.
 
     Raises:
       OSError, EOFError: if it is not there. TransportError: if it does not know the secret.
     """
-    return Channel(socket.create_connection(address, timeout=SECONDS), secret, server=False)
+    return Channel(socket.create_connection(address, timeout=SECONDS), secret, server=False, who=who)
 
 
 def reserve(host: str) -> int:
@@ -172,6 +172,7 @@ class _Listener:
     def __init__(self, address: tuple[str, int], secret: bytes):
         self.secret = secret
         self.sessions: dict[int, Serve] = {}
+        self.refused = 0
         self._socket = _reserved.pop(address, None) or _bind(address)
         self._socket.listen(128)
         self._handshakes = threading.BoundedSemaphore(_MAX_HANDSHAKES)
@@ -203,6 +204,9 @@ class _Listener:
             try:
                 channel = Channel(sock, self.secret, server=True)
                 hello = channel.receive()
+            except TransportError:
+                self.refused += 1
+                raise
             finally:
                 self._handshakes.release()
             if not isinstance(hello, _blob.Hello):
@@ -249,6 +253,13 @@ def listen(address: tuple[str, int], secret: bytes, session: int, serve: Serve) 
             got = f"{address[0]}:{address[1]}, in use by another job of this process"
             raise transport_error("job.addresses", got=got, wanted="a free one", fix=fix)
         listener.sessions[session] = serve
+
+
+def refused(address: tuple[str, int]) -> int:
+    """How many connections to an address that this process listens at were refused: without the secret, say."""
+    with _lock:
+        listener = _listeners.get(address)
+    return 0 if listener is None else listener.refused
 
 
 def stop_listening(address: tuple[str, int], session: int) -> None:

@@ -5,22 +5,21 @@ import itertools
 import os
 import threading
 import time
+import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
 
 from gear_jax import _native
-from gear_jax._errors import type_error, value_error
+from gear_jax._errors import message, type_error, value_error
 from gear_jax.transport import _blob, _control, _kinds
 from gear_jax.transport._errors import TransportError, transport_error
 from gear_jax.transport._job import Job
 from gear_jax.transport._links import Links
+from gear_jax.transport._meeting import RETRY, Meeting, NotYet
 
 _numbers = itertools.count()
-_RETRY = 0.05  # seconds between two looks at a peer that is not ready
-_READERS = 32  # peers greeted at a time
 
 
 class Session:
@@ -90,6 +89,7 @@ class Session:
             raise value_error("peers", got=self._peers, wanted=wanted, fix="Leave it out.")
         self._address = job.addresses[job.rank]
         self._pid = os.getpid()
+        self._meeting = Meeting(job, self._peers, self._ask, self._closed[1])
         _control.listen(self._address, job.secret, self.number, self._serve)
         # Its threads must not run on while libraries that they use are torn down.
         atexit.register(self._close_at_exit)
@@ -157,7 +157,11 @@ class Session:
         return self._native.counters()
 
     def close(self) -> None:
-        """Ends all reads ("closed") and lets nobody read any more. The others see this process as lost."""
+        """Ends all reads ("closed") and lets nobody read any more. The others see this process as lost.
+
+        Takes half a second and one deadline at most. A RuntimeWarning if the transport has not ended what it was told
+        to end by then, which none should.
+        """
         lock, closed = self._closed
         with lock:
             if closed.is_set():
@@ -170,11 +174,17 @@ class Session:
                 channel.close()
         if self._links is not None:
             self._links.close()
+        unended = 0
         if self._native is not None:
             self._library.remove_reader(self.number)
-            self._native.close()
+            unended = self._native.close()
         if self._exposer is not None:
             self._exposer.close()
+        if unended:
+            got = f"{unended} reads under way {self.deadline} s after the end of their connections"
+            fix = "They are given up. Look for faults of the device or its driver (`dmesg`)."
+            text = message(f"Session.close: transport {self._chosen!r}", got=got, wanted="none", fix=fix)
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _close_at_exit(self) -> None:
         if os.getpid() == self._pid:  # a forked child has none of the threads
@@ -198,19 +208,7 @@ class Session:
         )
 
     def _start(self, until: float) -> None:
-        others = self._peers
-        known = threading.Event()  # what the job uses: then who is missing now may come later
-        with ThreadPoolExecutor(max(1, min(len(others), _READERS))) as pool:
-            greeted = dict(zip(others, pool.map(lambda peer: self._greet(peer, until, known), others), strict=True))
-        hellos = {peer: got for peer, got in greeted.items() if isinstance(got, _blob.Hello)}
-        missing = {peer: got for peer, got in greeted.items() if not isinstance(got, _blob.Hello)}
-        if missing and not known.is_set():
-            self._raise_missing(missing)
-        hellos[self.job.rank] = self._hello()
-        chosen = _kinds.choose(
-            {i: h.can for i, h in hellos.items()}, {i: h.wants for i, h in hellos.items()},
-            {i: h.chosen for i, h in hellos.items()},
-        )  # fmt: skip
+        chosen, first = self._meeting.agree(self._hello(), until)
         module = _kinds.kind(chosen)
         try:
             self._native = self._library.TransportSession(
@@ -221,35 +219,27 @@ class Session:
         self._exposer = module.expose(self._native, self._memory, self._options)
         self._chosen = chosen
         self._native.add(self.number)
-        self._links = Links(self._native, others, self._open)
-        first = [peer for peer in others if peer in hellos]
+        self._links = Links(self._native, self._peers, self._open)
         while waits := {p: why for p, why in self._links.waiting().items() if p in first}:
             if time.monotonic() > until:
-                self._raise_missing(waits)
-            self._links.wait_for_change(_RETRY)
+                self._meeting.raise_missing(waits)
+            self._links.wait_for_change(RETRY)
 
-    def _greet(self, peer: int, until: float, known: threading.Event) -> _blob.Hello | str:
-        """What a peer says of itself, or why it says nothing."""
-        while True:
-            try:
-                channel, hello = self._dial(peer)
-                channel.close()
-                channel.release()
-                if hello.chosen is not None:
-                    known.set()
-                return hello
-            except (OSError, EOFError, _NotYet) as e:
-                why = _reason(e)
-            if known.is_set() or time.monotonic() > until or self._closed[1].wait(_RETRY):
-                return why
+    def _ask(self, peer: int) -> _blob.Hello:
+        """What a peer says of itself. Raises as `_dial`."""
+        channel, hello = self._dial(peer)
+        channel.close()
+        channel.release()
+        return hello
 
     def _dial(self, peer: int) -> tuple[_control.Channel, _blob.Hello]:
         """A channel to a peer that has said who it is, and fits.
 
         Raises:
-          OSError, EOFError, _NotYet: try again. TransportError: do not.
+          OSError, EOFError, NotYet: try again. TransportError: do not.
         """
-        channel = _control.dial(self.job.addresses[peer], self.job.secret)
+        address = self.job.addresses[peer]
+        channel = _control.dial(address, self.job.secret, "process {} at {}:{}".format(peer, *address))
         try:
             channel.send(self._hello())
             return channel, self._fits(_answer(channel, _blob.Hello), peer)
@@ -296,8 +286,10 @@ class Session:
         try:
             self._fits(hello, None)
         except TransportError as e:
-            return channel.send(_blob.Refused(str(e)))
+            channel.send(_blob.Refused(str(e)))
+            return self._meeting.told(hello.rank)
         channel.send(self._hello())
+        self._meeting.told(hello.rank)
         try:
             wish = channel.receive()
         except EOFError:
@@ -330,15 +322,6 @@ class Session:
                     self._exposer.drop(hello.rank)
         return None
 
-    def _raise_missing(self, missing: dict[int, str]) -> None:
-        got = ", ".join(f"process {i} at {'{}:{}'.format(*self.job.addresses[i])}: {why}" for i, why in missing.items())
-        fix = "Start all processes of the job, with one secret; each makes its sessions in the same order."
-        raise transport_error("processes of the job", got=got, wanted="all of them", fix=fix)
-
-
-class _NotYet(Exception):
-    """The peer is there, but not ready."""
-
 
 _FIXES = {
     "refused": "Read within `region_bytes(peer, region)`.",
@@ -353,13 +336,9 @@ def _answer(channel: _control.Channel, kind: type) -> Any:
     if isinstance(answer, kind):
         return answer
     if isinstance(answer, _blob.Wait):
-        raise _NotYet("it has not got so far")
+        raise NotYet("it has not got so far")
     why = answer.why if isinstance(answer, _blob.Refused) else f"{type(answer).__name__} instead of {kind.__name__}"
     raise TransportError(f"peer refuses: {why}")
-
-
-def _reason(e: BaseException) -> str:
-    return str(e) or type(e).__name__
 
 
 def _mismatch(what: str, peer: int, got: object, wanted: object) -> TransportError:

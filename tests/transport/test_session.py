@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -113,9 +114,14 @@ def test_addresses_are_regions_too():
         assert a.read(1, 0, 0, 8).view(np.int32).tolist() == [1, 2]
 
 
-def test_the_wrong_secret():
-    found = errors(jobs(secrets={1: b"t" * 32}), start_timeout=3.0)
-    assert len(found) == 2 and any("one without the job's secret" in text for text in found), found
+@pytest.mark.parametrize("there", [[0, 1], [0, 1, 2], [0, 1, 2, 3]])
+def test_the_wrong_secret_is_told_at_once_and_to_all(there):
+    """However long they would wait, and whether all have come or not."""
+    of_four = jobs(4, secrets={1: b"t" * 32})
+    found = errors([of_four[i] for i in there], start_timeout=3600.0)
+    assert len(found) == len(there), found
+    for rank, text in enumerate(found):
+        assert f"process {1 if rank != 1 else ''}" in text and "got one without the job's secret" in text, found
 
 
 def test_a_missing_process_is_named():
@@ -125,8 +131,8 @@ def test_a_missing_process_is_named():
 
 
 def test_processes_must_agree():
-    found = errors(jobs(), {0: [MEMORY], 1: [MEMORY, MEMORY]}, start_timeout=3.0)
-    assert any("regions of process" in text for text in found), found  # who ends first leaves the other alone
+    found = errors(jobs(), {0: [MEMORY], 1: [MEMORY, MEMORY]}, start_timeout=3600.0)
+    assert len(found) == 2 and all("regions of process" in text for text in found), found
     found = errors(jobs(), number={0: 0, 1: 1}, start_timeout=1.0)
     # Who ends first leaves the other with nobody to ask.
     assert len(found) == 2 and any("it has not got so far" in text for text in found), found
@@ -171,6 +177,14 @@ def test_closing_twice_and_reading_after():
         with pytest.raises(TransportError, match="Make a new session") as e:
             a.read(1, 0, 0, 4)
         assert e.value.status == "closed"
+
+
+def test_reads_that_the_transport_does_not_end_are_told():
+    with open_sessions(jobs()) as (a, _):
+        native = a._native
+        a._native = types.SimpleNamespace(close=lambda: native.close() or 3)
+        with pytest.warns(RuntimeWarning, match=r"Session.close: transport 'ucx': got 3 reads under way 2.0 s after"):
+            a.close()
 
 
 def test_many_sessions_leave_no_descriptors():
