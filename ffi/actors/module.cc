@@ -127,6 +127,10 @@ void AddRing(nb::module_& m) {
              return nb::make_tuple(actors::OwnerPid(owner), NameOf(actors::LifeOf(owner)));
            })
       .def_prop_ro("closed", &Ring::closed)
+      .def_prop_rw(
+          "wants_versions", [](const Ring& ring) { return ring.control().wants_versions.load() != 0; },
+          [](Ring& ring, bool wanted) { ring.control().wants_versions.store(wanted); },
+          "Whether the learner wants to know of each trajectory which version of the policy made it.")
       .def_prop_ro("path", [](Ring& ring) { return ring.segment().path(); })
       .def_prop_ro("steps", [](const Ring& ring) { return ring.layout().header.steps; })
       .def_prop_ro("lanes", [](const Ring& ring) { return ring.layout().header.lanes; })

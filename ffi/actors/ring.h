@@ -28,7 +28,7 @@ constexpr int64_t kClosed = -2;
 // What an actor says about a trajectory.
 struct Trajectory {
   uint32_t length = 0;
-  uint32_t flags = 0;  // 1: it has a priority
+  uint32_t flags = 0;  // 1: it has a priority; 2: it has a version
   float priority = 0;
   int64_t version = 0;
   uint64_t checksum = 0;

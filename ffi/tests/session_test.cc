@@ -381,7 +381,8 @@ TEST_F(SessionTest, CloseEndsWithATransportThatDoesNot) {
   while (world_.Posted(0) < 3) std::this_thread::yield();
   EXPECT_EQ(session_->Close(), 3u);
   to.reset();  // a write after this is one to freed memory
-  for (const Status status : Get(std::move(first))) EXPECT_TRUE(status == Status::kClosed || status == Status::kTimeout);
+  for (const Status status : Get(std::move(first)))
+    EXPECT_TRUE(status == Status::kClosed || status == Status::kTimeout);
   EXPECT_EQ(Get(std::move(second))[1], Status::kOk);
   EXPECT_TRUE(world_.destroyed);
   EXPECT_EQ(session_->Close(), 3u);

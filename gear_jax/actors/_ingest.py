@@ -21,10 +21,10 @@ from gear_jax.actors._errors import RingClosedError, RingForeignError, RingMissi
 from gear_jax.actors._limiter import RateLimiter
 from gear_jax.actors._ring import Ring, open_ring
 from gear_jax.actors._rows import bucket, places
+from gear_jax.actors._writer import HAS_PRIORITY, HAS_VERSION
 from gear_jax.replay import Handle, Replay, ReplayState, _statistics
 
 _RECLAIM_SECONDS = 0.25
-_HAS_PRIORITY = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Drained:
       length: `int32`, its steps.
       priority: `float32`, as committed; meaningless where `has_priority` is False.
       has_priority: `bool`.
-      version: `int64`. checksum: `uint64`. As committed.
+      version: `int64`, as committed; 0 where `has_version` is False.
+      has_version: `bool`.
+      checksum: `uint64`, as committed.
       slot: `int32`, of the ring; `Ingest.ring.columns[i][slot]` is valid only inside `admit`.
       admitted: `bool`, whether it was added.
       handles: of the trajectories in the table (slot -1 where there is none); None before they are added.
@@ -51,6 +53,7 @@ class Drained:
     priority: np.ndarray
     has_priority: np.ndarray
     version: np.ndarray
+    has_version: np.ndarray
     checksum: np.ndarray
     slot: np.ndarray
     admitted: np.ndarray
@@ -116,6 +119,7 @@ class Ingest:
             raise error(RingClosedError, "Ingest", got=got, wanted="an open one", fix=fix)
         with translated():
             self._learner = core().Learner(self.ring.held)
+        self.ring.held.wants_versions = replay.config.max_staleness is not None
         self._leave = weakref.finalize(self, self._learner.leave)
         self._mapped, self._tree = contextlib.ExitStack(), None
         try:
@@ -157,7 +161,8 @@ class Ingest:
         Args:
           state: the last state; consumed, if anything is added, as by `add`.
           most: how many at most, the oldest first; None: all.
-          timeout: seconds to wait for the first one if there is none.
+          timeout: seconds to wait for the first one if there is none. While the limiter lets none in it is the
+            learner's turn, which waits here for nothing: see `await_sample`.
           admit: called with what is there, before it is added; returns `bool[n]`: the others are dropped (too stale,
             say). It may look at the trajectories in `ring.columns`.
 
@@ -166,7 +171,8 @@ class Ingest:
 
         Raises:
           RingForeignError: if somebody else has written to the ring's memory, or cut it short. RingClosedError: after
-            `close`. What `Replay.add` raises; the ring is then as before, so nothing is lost.
+            `close`. ValueError: for trajectories without a version, if the table has `max_staleness`. What `Replay.add`
+            raises; the ring is then as before, so nothing is lost.
         """
         self._check_open()
         if isinstance(state.ticket, Tracer):
@@ -200,6 +206,8 @@ class Ingest:
         found = _drained(batch.fields())
         if admit is not None:
             found = dataclasses.replace(found, admitted=_admitted(admit(found), found))
+        if self._replay.config.max_staleness is not None:
+            _limited.check_versions(found)
         if self.limiter is not None:
             found = dataclasses.replace(found, admitted=found.admitted & self.limiter.fresh(found.version))
         if found.admitted.any():
@@ -343,8 +351,8 @@ class Ingest:
 
 def _drained(fields: dict[str, np.ndarray]) -> Drained:
     flags, lane = fields.pop("flags"), fields.pop("lane")
-    has = (flags & _HAS_PRIORITY) != 0
-    every: Any = {**fields, "actor": lane, "has_priority": has, "admitted": np.ones(len(lane), bool)}
+    has = {"has_priority": (flags & HAS_PRIORITY) != 0, "has_version": (flags & HAS_VERSION) != 0}
+    every: Any = {**fields, **has, "actor": lane, "admitted": np.ones(len(lane), bool)}
     return Drained(**every)
 
 

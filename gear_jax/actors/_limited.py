@@ -31,6 +31,22 @@ def check(limiter: RateLimiter, replay: Any) -> None:
         _check_all_leave(config)
 
 
+def check_versions(found: Any) -> None:
+    """Raises a ValueError for trajectories of a drain that are to be let in and have no version.
+
+    A writer is refused that leaves it out; but it may have committed before the ring had this learner, or to a ring on
+    another machine.
+    """
+    without = found.admitted & ~found.has_version
+    if without.any():
+        actors = ", ".join(map(str, sorted(set(found.actor[without].tolist()))))
+        raise value_error(
+            "drain: version", got=f"{without.sum()} trajectories without one, of actor(s) {actors}",
+            wanted="one of each: the table has max_staleness",
+            fix="Write commit(version=...) in the actors; admit=lambda found: found.has_version drops the others.",
+        )  # fmt: skip
+
+
 def _check_all_leave(config: Any) -> None:
     """Refuses to wait for room in a table that may fill with what is never drawn, and so never leaves."""
     why = None

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 def make_ring(
     table: TableSpec, actors: int, slots: int = 4, name: str | None = None, *, ask: Any = None, answer: Any = None,
-    rows: int = 1, directory: str = DIRECTORY,
+    rows: int = 1, versions: bool = False, directory: str = DIRECTORY,
 ) -> "Ring":  # fmt: skip
     """Makes a ring for a table. Its memory, `Ring.nbytes`, is taken at once.
 
@@ -41,6 +41,8 @@ def make_ring(
         None: one of this process, which goes with it.
       ask, answer: trees of `ColumnSpec` for `Writer.act`: what an actor asks about, and what it is answered.
       rows: E, the most rows of `ask` at a time (environments of an actor).
+      versions: whether writers have to say which version of the policy made a trajectory. A learner knows by itself, by
+        its table's `max_staleness`; say it for a ring that is relayed to one.
       directory: where shared memory is.
 
     Raises:
@@ -50,7 +52,9 @@ def make_ring(
     if not isinstance(table, TableSpec):
         raise type_error("table", got=type(table).__name__, wanted="a TableSpec", fix="Write gear_jax.TableSpec(...).")
     named = _columns.specs("TableSpec.columns", table.columns)
-    return create(named, table.trajectory_length, actors, slots, name, ask, answer, rows, directory)
+    ring = create(named, table.trajectory_length, actors, slots, name, ask, answer, rows, directory)
+    ring.held.wants_versions = versions
+    return ring
 
 
 def create(

@@ -19,7 +19,7 @@ from gear_jax.actors._ring import Ring, open_ring
 # What jax makes of 64-bit arrays where x64 is off; for Python's own numbers, which kinds of dtypes take them.
 _NARROWED = {"float32": "float64", "int32": "int64", "uint32": "uint64", "complex64": "complex128"}
 _TAKEN = {bool: "b", int: "iufcV", float: "fcV", complex: "c"}
-_HAS_PRIORITY = 1
+HAS_PRIORITY, HAS_VERSION = 1, 2  # flags of a commit (ffi/actors/ring.h)
 
 
 class Writer:
@@ -120,15 +120,15 @@ class Writer:
             view[t] = _checked("step", name, x, view.shape[1:], view.dtype)
 
     def commit(
-        self, length: int | None = None, priority: float | None = None, version: int = 0, checksum: int = 0
+        self, length: int | None = None, priority: float | None = None, version: int | None = None, checksum: int = 0
     ) -> int:
         """Gives the trajectory to the learner, at once and whole.
 
         Args:
           length: its steps, 1 to T; None: those that were appended.
           priority: as in `Replay.add`; None: the largest that the table has seen.
-          version: any 64-bit number, of the policy that acted, say; `Ingest.last.version` has it. Where the table has
-            `max_staleness`, tell it: version 0 is too stale soon.
+          version: any 64-bit number, of the policy that acted, say; `Ingest.last.version` has it. None: 0; refused
+            where the learner's table has `max_staleness`, which needs it.
           checksum: any unsigned 64-bit number; `Ingest.last.checksum` has it.
 
         Returns:
@@ -146,10 +146,15 @@ class Writer:
             fix = "Append steps first, or write them into begin()'s arrays and pass length."
             raise value_error("commit: length", got=got, wanted=f"1 to T = {self.ring.steps} steps", fix=fix)
         self._check_closed(self.ring.closed)
-        flags = 0 if priority is None else _HAS_PRIORITY
+        if version is None and self.ring.held.wants_versions:
+            raise value_error(
+                "commit: version", got=None, wanted="the version of the policy that acted: the learner's table has "
+                "max_staleness", fix="Write commit(version=...), or make the table without max_staleness.",
+            )  # fmt: skip
+        flags = (0 if priority is None else HAS_PRIORITY) | (0 if version is None else HAS_VERSION)
         try:
             value = 0.0 if priority is None else float(priority)
-            number = self._actor.commit(self._slot, length, flags, value, version, checksum)
+            number = self._actor.commit(self._slot, length, flags, value, version or 0, checksum)
         except (TypeError, ValueError):
             got = f"length {length!r}, priority {priority!r}, version {version!r}, checksum {checksum!r}"
             wanted = "an integer, a number or None, an int64, a uint64"

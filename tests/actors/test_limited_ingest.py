@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gear_jax as gear
-from gear_jax.actors import ActorPool, Ingest, RateLimiter, RingClosedError, Writer
+from gear_jax.actors import ActorPool, Ingest, RateLimiter, RingClosedError, Writer, make_ring
 from gear_jax.selectors import Prioritized, Queue, Uniform
 
 pytestmark = pytest.mark.usefixtures("bridge")
@@ -161,6 +161,44 @@ def test_versions_reach_a_table_that_wants_them(ingest, trajectory):
     assert n == 4 and replay.stats(state)["refused_stale"] == 1 == ring.stats()["refused"]
     assert ring.last.admitted.tolist() == [False, True, True, True]
     assert ring.expire(state, 14).limits.current.tolist() == [14]
+
+
+def test_a_version_that_is_left_out_is_refused_where_it_counts(ingest, trajectory, shm, table):
+    replay, ring = ingest(None, max_staleness=3)
+    with Writer(ring.ring) as writer:
+        writer.begin()
+        with pytest.raises(ValueError, match=r"commit: version: got None, wanted .*max_staleness.*commit\(version=\.\.\.\)"):
+            writer.commit(3)
+        writer.commit(3, version=0)  # the slot is still open
+        write(writer, trajectory, 1, version=2)
+        state, n = ring.drain(replay.init())
+    assert n == 2 and ring.last.has_version.all() and ring.last.version.tolist() == [0, 2]
+    _, plain = ingest(None)
+    with Writer(plain.ring) as writer:
+        write(writer, trajectory, 1, version=None)
+        write(writer, trajectory, 1, version=-4)
+    plain.drain(plain._replay.init())
+    assert plain.last.has_version.tolist() == [False, True] and plain.last.version.tolist() == [0, -4]
+    with Writer(make_ring(table, 1, versions=True, directory=shm)) as writer:
+        writer.begin()
+        with pytest.raises(ValueError, match="commit: version"):
+            writer.commit(3)
+
+
+def test_trajectories_without_a_version_from_before_the_learner(shm, table, trajectory):
+    replay = gear.make_replay(table, max_staleness=3)
+    made = make_ring(table, 2, directory=shm)
+    with Writer(made) as writer:
+        for version in (None, 0, None):
+            write(writer, trajectory, 1, version=version)
+        with Ingest(replay, made) as ring:
+            state = replay.init()
+            with pytest.raises(ValueError, match=r"drain: version: got 2 trajectories without one, of actor\(s\) 0"):
+                ring.drain(state)
+            assert ring.pending == 3
+            state, n = ring.drain(state, admit=lambda found: found.has_version)
+            assert n == 3 and ring.last.admitted.tolist() == [False, True, False]
+            assert replay.stats(state)["trajectories"] == 1
 
 
 def asks(writer, most):

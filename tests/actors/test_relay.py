@@ -108,7 +108,7 @@ class Learner:
             for k in range(len(batch)):
                 i, rank = divmod(int(fields["version"][k]), 8)
                 self._check(i, rank, fields["slot"][k], fields["length"][k])
-                assert fields["flags"][k] == (i % 3 > 0) and (not i % 3 or fields["priority"][k] == i + 0.5)
+                assert fields["flags"][k] == 2 + (i % 3 > 0) and (not i % 3 or fields["priority"][k] == i + 0.5)
                 self.seen.setdefault(rank, []).append(i)
             self._held.consume(batch)
             time.sleep(0.001)

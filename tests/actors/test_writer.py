@@ -27,7 +27,7 @@ def test_steps_are_written_where_the_learner_reads(ring, step):
         writer.append(step(50))
         assert writer.commit() == 2
     found = committed(ring)
-    assert found["length"].tolist() == [3, 1] and found["flags"].tolist() == [1, 0]
+    assert found["length"].tolist() == [3, 1] and found["flags"].tolist() == [3, 0]
     assert found["version"].tolist() == [-4, 0] and found["checksum"].tolist() == [2**64 - 1, 0]
     assert found["sequence"].tolist() == [0, 1] and found["lane"].tolist() == [0, 0]
     action, done, image, position = ring.columns
