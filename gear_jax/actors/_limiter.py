@@ -3,149 +3,24 @@
 Shapes: B rows drawn at a time, C capacity.
 """
 
-import dataclasses
-import math
 import os
 import threading
 import time
-from fractions import Fraction
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from gear_jax._errors import message, type_error, value_error
 from gear_jax.actors import _wait
+from gear_jax.actors._rates import check_count, known, make_rates, shown
 
-_MOST_DENOMINATOR = 1_000_000
+_COUNTED = "inserted", "sampled", "size", "drawn", "version"
+_NUMBERS = int, float, np.integer, np.floating
 
 
 class RateLimitTimeoutError(TimeoutError):
     """The deadline has passed, and the rate limiter still made the caller wait."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """The settings of a `RateLimiter`, checked; and when they let somebody go on.
-
-    Attributes:
-      ratio: samples per insert, or None.
-      buffer: the error buffer, in samples; None with `ratio`.
-      need: trajectories that the table has to hold before a batch is drawn.
-      batch: B.
-      capacity: C.
-      waits_when_full: whether inserts wait for room.
-    """
-
-    ratio: Fraction | None
-    buffer: Fraction | None
-    need: int
-    batch: int
-    capacity: int
-    waits_when_full: bool
-
-    def difference(self, inserted: int, sampled: int) -> Fraction:
-        """How far inserts are ahead of samples, in samples, against what they should be; 0 without a ratio."""
-        return Fraction(0) if self.ratio is None else (inserted - self.need) * self.ratio - sampled
-
-    def may_sample(self, inserted: int, sampled: int, size: int) -> bool:
-        """Whether a batch may be drawn from a table that holds `size` trajectories."""
-        if size < self.need:
-            return False
-        return self.ratio is None or self.difference(inserted, sampled + self.batch) >= -_known(self.buffer)
-
-    def may_insert(self, inserted: int, sampled: int, size: int) -> int:
-        """How many trajectories may come in."""
-        room = self.capacity - size if self.waits_when_full else self.capacity
-        missing = self.need - size  # until there are enough, nothing else counts
-        if self.ratio is not None:
-            ahead = _known(self.buffer) - self.difference(inserted, sampled)
-            room = min(room, max(missing, math.floor(ahead / self.ratio)))
-        return max(0, room)
-
-
-def make_rates(
-    samples_per_insert: float | None, min_size: int, error_buffer: float | None, batch_size: int, capacity: int,
-    times: int | None, when_full: str | None,
-) -> Rates:  # fmt: skip
-    """Checks settings.
-
-    Raises:
-      TypeError, ValueError: for what is none, and for settings with which everybody may wait for ever, or that nobody
-        can keep: saying why, and what would do.
-    """
-    min_size, batch = _count("min_size", min_size), _count("batch_size", batch_size)
-    capacity = _count("capacity", capacity)
-    if times is not None:
-        times = _count("times", times)
-    if when_full is None:
-        when_full = "evict" if times is None or samples_per_insert is not None else "wait"
-    if when_full not in ("wait", "evict"):
-        raise value_error("when_full", got=repr(when_full), wanted="'wait' or 'evict'", fix="Leave it out.")
-    # A trajectory may be in its last draw, so as many as a batch has rows are sure to fill it.
-    need = min_size if times is None else max(min_size, batch)
-    if need > capacity:
-        what, why = ("min_size", "") if need == min_size else ("batch_size", " (each may have one draw left)")
-        raise value_error(
-            what, got=f"{need}, for a table of {capacity} trajectories",
-            wanted=f"at most {capacity}: the table never holds more{why}, so the learner would wait for ever",
-            fix=f"Use {what}={capacity} or less, or TableSpec(capacity={need}).",
-        )  # fmt: skip
-    ratio = _fraction("samples_per_insert", samples_per_insert)
-    if when_full == "wait":
-        _check_waits(ratio, times)
-    if ratio is None:
-        if error_buffer is not None:
-            fix = "Give samples_per_insert too, or leave it out."
-            raise value_error("error_buffer", got=error_buffer, wanted="None without samples_per_insert", fix=fix)
-        return Rates(None, None, need, batch, capacity, when_full == "wait")
-    if times is not None and ratio > times:
-        raise value_error(
-            "samples_per_insert", got=f"{_shown(ratio)} of trajectories that leave after {times} draws",
-            wanted=f"at most times = {times}: the table can never give more, and no buffer makes up for it",
-            fix=f"Use samples_per_insert={times}, or a selector with more times.",
-        )  # fmt: skip
-    given = error_buffer is not None
-    buffer = _fraction("error_buffer", error_buffer) if given else ratio + batch
-    assert buffer is not None
-    _check_buffer(ratio, buffer, batch)
-    return Rates(ratio, buffer, need, batch, capacity, False)
-
-
-def _check_waits(ratio: Fraction | None, times: int | None) -> None:
-    if times is None:
-        raise value_error(
-            "when_full", got="'wait' for a table that nothing leaves",
-            wanted="'evict': once the table is full the actors would wait for ever",
-            fix="Leave it out, or use a selector with times, such as Queue().",
-        )  # fmt: skip
-    if ratio is not None:
-        raise value_error(
-            "when_full", got=f"'wait' with samples_per_insert={_shown(ratio)}",
-            wanted="one of the two: actors that wait for room, and a learner that waits for their inserts, wait for "
-            "each other once the table is full",
-            fix="Leave samples_per_insert out: a table whose trajectories are drawn times times keeps that ratio by "
-            "itself. Or use when_full='evict'.",
-        )  # fmt: skip
-
-
-def _check_buffer(ratio: Fraction, buffer: Fraction, batch: int) -> None:
-    """Refuses a buffer in which both sides can be stuck.
-
-    The difference moves by `ratio` with an insert and by B with a batch, so on multiples of their greatest common
-    divisor g. With a steps of g to an insert, b to a batch, and a buffer of k steps to either side there are 2k + 1
-    places. Each of them allows at least one move if 2k + 1 >= a + b. Otherwise no place allows both and no walk comes
-    back to where it was, which takes a + b different places: every walk ends.
-    """
-    step = Fraction(math.gcd(ratio.numerator, batch * ratio.denominator), ratio.denominator)
-    moves = (ratio + batch) / step
-    if 2 * math.floor(buffer / step) + 1 < moves:
-        least = math.ceil((moves - 1) / 2) * step
-        raise value_error(
-            "error_buffer", got=_shown(buffer), wanted=f"at least {_shown(least)}: with samples_per_insert="
-            f"{_shown(ratio)} and batches of {batch} rows, the learner would come to wait for an insert that would be "
-            "too much, and the actors for a batch that would be too much",
-            fix=f"Use error_buffer={_shown(least)} or more, or leave it out for {_shown(ratio + batch)}.",
-        )  # fmt: skip
 
 
 class RateLimiter:
@@ -184,7 +59,7 @@ class RateLimiter:
     ):  # fmt: skip
         self.rates = make_rates(samples_per_insert, min_size, error_buffer, batch_size, capacity, times, when_full)
         if max_staleness is not None:
-            max_staleness = _count("max_staleness", max_staleness, 0)
+            max_staleness = check_count("max_staleness", max_staleness, 0)
         self.times, self.max_staleness = times, max_staleness
         self._changed = threading.Condition()
         self._process = os.getpid()
@@ -195,7 +70,7 @@ class RateLimiter:
 
     def __repr__(self):
         r = self.rates
-        ratio = "no ratio" if r.ratio is None else f"{_shown(r.ratio)} samples per insert +- {_shown(_known(r.buffer))}"
+        ratio = "no ratio" if r.ratio is None else f"{shown(r.ratio)} samples per insert +- {shown(known(r.buffer))}"
         return f"RateLimiter({ratio}, from {r.need} of {r.capacity} trajectories, batches of {r.batch})"
 
     def __reduce__(self):
@@ -311,6 +186,36 @@ class RateLimiter:
                 **self._seconds,
             }
 
+    def state_dict(self) -> dict[str, int | float]:
+        """What it has counted, in Python numbers, to be saved with the table's checkpoint: between a `drain` and the
+        next, so that both have seen the same."""
+        with self._held():
+            counted = {name: getattr(self, f"_{name}") for name in _COUNTED}
+            return {**counted, **self._counts, **self._seconds}
+
+    def load_state_dict(self, state: Mapping[str, int | float]) -> None:
+        """Goes on from what another one, of the same table, has counted: in place of all that this one has.
+
+        The settings are this one's own. What lay in the ring is no part of it: it has not come in yet.
+
+        Args:
+          state: of `state_dict`.
+
+        Raises:
+          ValueError: if that is none.
+        """
+        with self._held():
+            names = {*_COUNTED, *self._counts, *self._seconds}
+            if set(state) != names or not all(isinstance(x, _NUMBERS) and x >= 0 for x in state.values()):
+                got = dict(state)
+                fix = "Pass what RateLimiter.state_dict returned."
+                raise value_error("state", got=got, wanted=f"numbers, 0 or more: {sorted(names)}", fix=fix)
+            self._inserted, self._sampled, self._size, self._drawn, self._version = (int(state[x]) for x in _COUNTED)
+            self._size = min(self._size, self.rates.capacity)
+            self._counts = {name: int(state[name]) for name in self._counts}
+            self._seconds = {name: float(state[name]) for name in self._seconds}
+            self._changed.notify_all()
+
     def _may_sample(self) -> bool:
         # Until `observe` says better, all that were drawn since may have left; or none, for `_may_insert`.
         return self.rates.may_sample(self._inserted, self._sampled, self._size - self._drawn)
@@ -365,35 +270,3 @@ class RateLimiter:
             wanted, fix = f"more samples: {self!r}", "Look after the learner"
         text = message(f"{side} after {timeout:g} s", got=got, wanted=wanted, fix=f"{fix}, or raise the timeout.")
         return RateLimitTimeoutError(text)
-
-
-def _known(buffer: Fraction | None) -> Fraction:
-    assert buffer is not None
-    return buffer
-
-
-def _fraction(what: str, number: Any) -> Fraction | None:
-    if number is None:
-        return None
-    fix = "Pass a number, such as 4.0."
-    if isinstance(number, bool) or not isinstance(number, (int, float, Fraction, np.number)):
-        raise type_error(what, got=repr(number), wanted="a number", fix=fix)
-    if not (number > 0 and math.isfinite(number)):
-        raise value_error(what, got=number, wanted="more than 0, and finite", fix=fix)
-    fraction = Fraction(number if isinstance(number, (int, Fraction)) else float(number))
-    fraction = fraction.limit_denominator(_MOST_DENOMINATOR)
-    if not fraction:
-        raise value_error(what, got=number, wanted=f"1 / {_MOST_DENOMINATOR} or more", fix=fix)
-    return fraction
-
-
-def _count(what: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise type_error(what, got=repr(value), wanted="an integer", fix="Pass a Python int.")
-    if value < least:
-        raise value_error(what, got=value, wanted=f"at least {least}", fix="Pass a larger number.")
-    return int(value)
-
-
-def _shown(number: Fraction) -> str:
-    return f"{float(number):g}"

@@ -167,11 +167,11 @@ def test_a_version_that_is_left_out_is_refused_where_it_counts(ingest, trajector
     replay, ring = ingest(None, max_staleness=3)
     with Writer(ring.ring) as writer:
         writer.begin()
-        with pytest.raises(ValueError, match=r"commit: version: got None, wanted .*max_staleness.*commit\(version=\.\.\.\)"):
+        with pytest.raises(ValueError, match=r"commit: version: got None, wanted .*max_staleness.*commit\(version="):
             writer.commit(3)
         writer.commit(3, version=0)  # the slot is still open
         write(writer, trajectory, 1, version=2)
-        state, n = ring.drain(replay.init())
+        _, n = ring.drain(replay.init())
     assert n == 2 and ring.last.has_version.all() and ring.last.version.tolist() == [0, 2]
     _, plain = ingest(None)
     with Writer(plain.ring) as writer:

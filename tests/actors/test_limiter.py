@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import json
 import os
 import pickle
 import threading
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gear_jax.actors import RateLimiter, RateLimitTimeoutError
-from gear_jax.actors._limiter import Rates, make_rates
+from gear_jax.actors._rates import Rates, make_rates
 
 SECONDS = 20.0
 
@@ -339,6 +340,44 @@ def test_versions_that_are_too_old():
     np.testing.assert_array_equal(limiter.fresh([2, 3, 4, 9]), [False, True, True, True])
     assert (limiter.version, limiter.stats()["refused_stale"]) == (5, 1)
     assert RateLimiter(batch_size=1, capacity=8).fresh(np.arange(-3, 3)).all()
+
+
+@pytest.mark.parametrize(("ratio", "times"), [(2.0, None), (None, 2), (2.0, 4)])
+def test_a_restored_one_goes_on_where_the_other_was(ratio, times):
+    def make():
+        return RateLimiter(ratio, batch_size=3, capacity=8, min_size=4, times=times, max_staleness=2)
+
+    limiter = make()
+    limiter.advance(3)
+    limiter.fresh([0, 3])
+    for _ in range(5):
+        limiter.insert()
+    assert limiter.sample()
+    with pytest.raises(RateLimitTimeoutError):
+        while True:
+            limiter.await_sample(0.0)
+    saved = json.loads(json.dumps(limiter.state_dict()))
+    other = make()
+    assert other.stats() != limiter.stats()
+    other.load_state_dict(saved)
+    assert other.stats() == limiter.stats() and other.state_dict() == saved
+    for _ in range(40):  # and what they let in and out from then on is the same
+        assert (other.may_insert(), other.may_sample()) == (limiter.may_insert(), limiter.may_sample())
+        for x in (limiter, other):
+            x.sample() or x.insert(min(1, x.may_insert()))
+    smaller = RateLimiter(batch_size=3, capacity=4)
+    smaller.load_state_dict({name: np.asarray(x)[()] for name, x in saved.items()})
+    assert smaller.stats()["size"] == 4
+
+
+@pytest.mark.parametrize("change", [{"inserted": -1}, {"sampled": "3"}, {"more": 1}, {"version": None}])
+def test_what_is_no_state_is_refused(change):
+    limiter = RateLimiter(batch_size=1, capacity=8)
+    with pytest.raises(ValueError, match=r"state: got .*wanted numbers.*RateLimiter\.state_dict"):
+        limiter.load_state_dict({**limiter.state_dict(), **change})
+    with pytest.raises(ValueError, match="state: got"):
+        limiter.load_state_dict({})
+    assert limiter.stats()["inserted"] == 0
 
 
 def test_it_belongs_to_one_process(monkeypatch):
