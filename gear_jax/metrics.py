@@ -25,11 +25,18 @@ from gear_jax._errors import type_error, value_error
 
 __all__ = ["FileWriter", "Metrics", "PrometheusWriter", "TensorBoardWriter", "flatten", "published"]
 
-# Of what is counted, these only rise. The last word of the name says it, or all of it.
+# Of what is counted, these only rise. The last word of the name says it, or all of it. A line for each of Replay.stats,
+# Ingest.stats, RateLimiter.stats, ops.stats, Session.counters, ops.rdma_counters, and relays.
 RISING = frozenset(
-    "inserted evicted stale_updates rejected_priorities sampled used_up expired refused_stale committed consumed "
-    "abandoned waited drains drained refused ingest/steps questions rows_answered held_back insert_waits sample_waits "
-    "insert_wait_seconds sample_wait_seconds kernel copy copy_bytes".split()
+    (
+        "inserted evicted stale_updates rejected_priorities sampled used_up expired refused_stale missed_updates "
+        "committed consumed abandoned waited drains drained refused ingest/steps questions rows_answered held_back "
+        "insert_waits sample_waits insert_wait_seconds sample_wait_seconds "
+        "kernel copy copy_bytes "
+        "bytes reads timeouts lost losses reconnects wait_seconds "
+        "rows remote_rows retries torn stale lost_rows refused_rows "
+        "published moved moved_steps reads_failed full"
+    ).split()
 )
 _FILES = "gear_jax.metrics."
 

@@ -1,8 +1,11 @@
 """Counters by their paths, and what writers make of them."""
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,7 @@ import pytest
 import gear_jax as gear
 from gear_jax import metrics
 from gear_jax.metrics import FileWriter, Metrics, PrometheusWriter, TensorBoardWriter, flatten
+from gear_jax.testing._peers import free_ports
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +60,30 @@ def test_the_counters_there_are():
         "samples_waiting",
     }  # fmt: skip
     assert metrics.rising("ingest/steps") and not metrics.rising("replay/steps")
+
+
+@pytest.mark.skipif(gear.transport.missing("ucx") != "", reason="no UCX here")
+def test_the_counters_of_what_is_between_processes():
+    """Of a session, a replay's part of a table, a relay and what it relays to: the same."""
+    table = gear.TableSpec({"a": gear.ColumnSpec((), jnp.int32)}, 2, 8)
+    replay = gear.make_replay(table, exchange="rdma")
+    addresses, secret = [("127.0.0.1", port) for port in free_ports(2)], secrets.token_bytes(32)
+    jobs = [gear.transport.Job(rank, addresses, secret) for rank in range(2)]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        started = pool.submit(gear.actors.Relay, gear.actors.make_ring(table, 1), jobs[1])
+        with (
+            contextlib.closing(replay),
+            gear.actors.RemoteActors(gear.actors.make_ring(table, 1), jobs[0], lanes=1) as remote,
+            started.result() as relay,
+        ):
+            state = replay.init()
+            told = {"replay": {**replay.stats(state), **replay.counters()}}
+            numbers = flatten({**told, "relay": relay.stats(), "remote": remote.stats()})
+    assert {"replay/lost_rows", "replay/missed_updates", "relay/reads", "remote/losses", "remote/moved"} <= set(numbers)
+    gauges = {name.rpartition("/")[2] for name in numbers if not metrics.rising(name)}
+    assert gauges == {
+        "trajectories", "steps", "capacity", "max_priority", "pid", "incarnation", "open", "pending", "relays",
+    }  # fmt: skip
 
 
 class Kept:

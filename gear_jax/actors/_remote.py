@@ -74,7 +74,7 @@ class RemoteActors:
             raise
         self._sources = [_Source(i) for i in range(len(job.addresses)) if i != job.rank]
         self._next = 0  # the process whose turn it is to be first, so that none waits for ever where slots are few
-        self._counts = {"trajectories": 0, "steps": 0, "reads_failed": 0, "full": 0}
+        self._counts = {"moved": 0, "moved_steps": 0, "reads_failed": 0, "full": 0}
         self._stop, self._problem = threading.Event(), None
         self._thread = threading.Thread(target=self._run, name="gear_jax remote actors", daemon=True)
         self._thread.start()
@@ -92,8 +92,8 @@ class RemoteActors:
                 raise problem
 
     def stats(self) -> dict[str, Any]:
-        """trajectories and steps moved, reads_failed (of trajectories, which are read again), full (how often there was
-        no free slot), relays (processes that are there), and the session's counters; numbers of Python.
+        """moved (trajectories), moved_steps, reads_failed (of trajectories, which are read again), full (how often there
+        was no free slot), relays (processes that are there), and the session's counters; numbers of Python.
         """
         self.check()
         session = self._session
@@ -226,10 +226,10 @@ class RemoteActors:
                 int(row["checksum"]),
             )  # fmt: skip
             source.taken = int(row["number"])
-            self._counts["steps"] += int(row["length"])
+            self._counts["moved_steps"] += int(row["length"])
         for actor, slot in open_slots[failed:]:
             actor.abandon(slot)
-        self._counts["trajectories"] += failed
+        self._counts["moved"] += failed
         self._counts["reads_failed"] += len(rows) - failed
         self._acks[source.rank] = _manifest.acknowledged(source.ring, source.taken)
         return failed

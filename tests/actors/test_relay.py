@@ -152,7 +152,7 @@ def test_two_machines(learner, start, addresses):
             assert machine.returncode == 0, out
         stats = remote.stats()
     assert learner.seen == {1: list(range(150)), 2: list(range(150))}
-    assert stats["trajectories"] == 300 and stats["steps"] == 2 * sum(i % 4 + 1 for i in range(150))
+    assert stats["moved"] == 300 and stats["moved_steps"] == 2 * sum(i % 4 + 1 for i in range(150))
     assert stats["reads_failed"] == 0
 
 
@@ -209,7 +209,7 @@ def test_writers_wait_while_the_learner_does(learner, shm, table, addresses):
                     writer.begin()["image"][:1] = 0
                     writer.commit(1, version=written * 8)
             # The two slots of the lane here, and the two there.
-            assert written == 4 and remote.stats()["trajectories"] == 2 and remote.stats()["full"] > 0
+            assert written == 4 and remote.stats()["moved"] == 2 and remote.stats()["full"] > 0
         writer.close()
     ring.unlink()
 
