@@ -92,8 +92,8 @@ class RemoteActors:
                 raise problem
 
     def stats(self) -> dict[str, Any]:
-        """moved (trajectories), moved_steps, reads_failed (of trajectories, which are read again), full (how often there
-        was no free slot), relays (processes that are there), and the session's counters; numbers of Python.
+        """moved (trajectories), moved_steps, reads_failed (of trajectories, which are read again), full (how often
+        there was no free slot), relays (processes that are there), and the session's counters; numbers of Python.
         """
         self.check()
         session = self._session

@@ -89,13 +89,14 @@ class Config:
         """What one of the devices of `axis` has of the table. In a function that is mapped over the axis.
 
         Raises:
-          ValueError: if the devices do not divide P, or N.
+          ValueError: if the devices do not divide P, or N, or `batch_axis` is none of the axes.
         """
+        batch_axis = check_batch_axis(batch_axis, _axis.names(axis))
         n = _axis.size(axis)
         check_devices(self.partitions, self.streams, n)
         return dataclasses.replace(
-            self, partitions=self.partitions // n, streams=self.streams // n, axis=axis,
-            batch_axis=_axis.names(axis)[0] if batch_axis is None else batch_axis, exchange=exchange,
+            self, partitions=self.partitions // n, streams=self.streams // n, axis=axis, batch_axis=batch_axis,
+            exchange=exchange,
         )  # fmt: skip
 
     def first_slot(self) -> jax.Array:
@@ -230,6 +231,16 @@ def make_config(
         partitions, table.capacity // partitions, table.trajectory_length, memory, streams, selection,
         max_staleness=max_staleness,
     )  # fmt: skip
+
+
+def check_batch_axis(batch_axis: Any, axis: tuple[str, ...]) -> str:
+    """The axis that a batch is spread over: the one that is named, else the first."""
+    if batch_axis is None:
+        return axis[0]
+    if batch_axis not in axis:
+        fix = "Leave it out: the first of them."
+        raise value_error("batch_axis", got=repr(batch_axis), wanted=f"one of axis, {axis}", fix=fix)
+    return batch_axis
 
 
 def check_streams(streams: Any, partitions: int, slots: int) -> int:

@@ -77,12 +77,9 @@ class DeviceReplay:
         return self._call("expire", _limits.expire, state, version)[0]
 
     def _local(self) -> Config:
-        names = _axis.names(self._axis)
-        if not names:
+        if not _axis.names(self._axis):
             fix = "Name the axis of your pmap or shard_map."
             raise value_error("axis", got=repr(self._axis), wanted="a mapped axis", fix=fix)
-        if self._batch_axis is not None and self._batch_axis not in names:
-            raise value_error("batch_axis", got=repr(self._batch_axis), wanted=f"one of {names}", fix="Leave it out.")
         return self._config.local(self._axis, self._batch_axis, self._exchange)
 
     def _call(self, name, function, state, *args):

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gear_jax import _axis
 from gear_jax._errors import type_error, value_error
+from gear_jax.replay._config import check_batch_axis
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
 EXCHANGES = ("peer", "collective")
@@ -153,14 +154,7 @@ def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory:
     if not names or len(set(names)) != len(names):
         fix = 'Write axis="replay" or axis=("data", "model").'
         raise value_error("axis", got=repr(axis), wanted="one or more different axes of the mesh", fix=fix)
-    batch_axis = names[0] if batch_axis is None else batch_axis
-    if batch_axis not in names:
-        raise value_error(
-            "batch_axis",
-            got=repr(batch_axis),
-            wanted=f"one of axis, {names}",
-            fix="Leave it out: the first of them.",
-        )
+    batch_axis = check_batch_axis(batch_axis, names)
     if exchange == "rdma":
         _check_for_rdma(mesh, names)
     elif exchange is not None:

@@ -122,7 +122,7 @@ def test_errors(case):
         jax.shard_map(device.init, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(jax.random.key(0))
     with pytest.raises(ValueError, match="exchange: got 'both', wanted one of"):
         replay.per_device("replay", exchange="both")
-    with pytest.raises(ValueError, match="batch_axis: got 'x', wanted one of"):
+    with pytest.raises(ValueError, match="batch_axis: got 'x', wanted one of axis, "):
         device = replay.per_device("replay", "x")
         jax.shard_map(device.init, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(jax.random.key(0))
     with pytest.raises(ValueError, match="stack: state: got 4 partitions or streams, wanted a multiple of n = 8"):
