@@ -53,7 +53,7 @@ struct alignas(64) Control {
   std::atomic<uint64_t> consumed;             // the number of the last commit that the learner is done with
   std::atomic<uint32_t> learner_incarnation;
   std::atomic<uint32_t> closed;
-  std::atomic<uint32_t> wants_versions;  // 1: the learner's table keeps the versions of policies
+  std::atomic<uint32_t> wants_versions;       // 1: the learner's table keeps the versions of policies
   alignas(64) std::atomic<uint32_t> commits;  // events: futex words and who waits on them
   std::atomic<uint32_t> learner_waits;
   alignas(64) std::atomic<uint32_t> questions;

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -21,8 +20,6 @@ namespace {
 
 constexpr uint64_t kNearBytes = 1 << 20;  // of the same host, between two looks at the others
 constexpr int kProgressInPoll = 64;
-constexpr auto kEndSeconds = std::chrono::seconds(5);
-constexpr size_t kSlack = 4096;  // zeros behind what UCX unpacks without being told its size
 
 // Packed addresses and keys differ between versions of UCX.
 uint64_t Kind(const char letters[4], const UcxApi& api) {
@@ -68,15 +65,10 @@ std::unique_ptr<UcxTransport> UcxTransport::Make(const Options& options, std::st
   return error->empty() ? std::move(transport) : nullptr;
 }
 
-std::string UcxTransport::Failed(const char* call, ucs_status_t status) const {
-  return std::string(call) + ": got \"" + api_->ucs_status_string(status) +
-         "\", wanted success. Look at UCX_TLS and UCX_NET_DEVICES, and run with UCX_LOG_LEVEL=diag to see why.";
-}
-
 std::string UcxTransport::Start(const Options& options) {
   ucp_config_t* config;
   ucs_status_t status = api_->ucp_config_read(nullptr, nullptr, &config);
-  if (status != UCS_OK) return Failed("ucp_config_read", status);
+  if (status != UCS_OK) return UcxFailed(*api_, "ucp_config_read", status);
   // Shared memory takes part in error handling only if told to.
   const std::pair<const char*, const char*> ours[] = {
       {"TLS", "tcp,posix,sysv,self"}, {"POSIX_ERROR_HANDLING", "y"}, {"SYSV_ERROR_HANDLING", "y"}};
@@ -96,37 +88,21 @@ std::string UcxTransport::Start(const Options& options) {
     status = api_->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   }
   api_->ucp_config_release(config);
-  if (status != UCS_OK) return Failed("ucp_init", status);
+  if (status != UCS_OK) return UcxFailed(*api_, "ucp_init", status);
 
-  ucp_worker_params_t params{};
-  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made here, then used by the progress thread
-  status = api_->ucp_worker_create(context_, &params, &worker_);
-  if (status != UCS_OK) return Failed("ucp_worker_create", status);
-  status = api_->ucp_worker_get_efd(worker_, &worker_fd_);
-  if (status != UCS_OK) return Failed("ucp_worker_get_efd", status);
+  std::string error;
+  exposer_ = UcxWorker::Make(api_, context_, kRequest, &UcxTransport::OnRequest, this, &error);
+  if (exposer_ != nullptr) reader_ = MakeReader(&error);
+  if (!error.empty()) return error;
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) return "eventfd: got none, wanted a file descriptor. Raise `ulimit -n`.";
-
-  const std::pair<unsigned, ucp_am_recv_callback_t> handlers[] = {{kRequest, &UcxTransport::OnRequest},
-                                                                  {kAnswer, &UcxTransport::OnAnswer}};
-  for (const auto& [id, handler] : handlers) {
-    ucp_am_handler_param_t param{};
-    param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-    param.id = id;
-    param.cb = handler;
-    param.arg = this;
-    status = api_->ucp_worker_set_am_recv_handler(worker_, &param);
-    if (status != UCS_OK) return Failed("ucp_worker_set_am_recv_handler", status);
-  }
   if (getrandom(key_.data(), key_.size(), 0) != static_cast<ssize_t>(key_.size())) {
     return "getrandom: got no key, wanted one. Check that the process may call it.";
   }
 
-  ucp_address_t* address;
-  size_t bytes;
-  status = api_->ucp_worker_get_address(worker_, &address, &bytes);
-  if (status != UCS_OK) return Failed("ucp_worker_get_address", status);
+  std::vector<uint8_t> address;
+  error = exposer_->Address(&address);
+  if (!error.empty()) return error;
   const HostProcess process = mark_.Describe();
   std::array<uint8_t, 16> mark;
   const VmRead own{process.mark_address, mark.data(), mark.size()};
@@ -134,24 +110,24 @@ std::string UcxTransport::Start(const Options& options) {
     return "process_vm_readv: got nothing of this process's own memory, wanted it: answers are copied so. Allow the "
            "call in the container's seccomp profile.";
   }
-  std::vector<uint8_t> blob(sizeof(process) + bytes);
+  std::vector<uint8_t> blob(sizeof(process));
   std::memcpy(blob.data(), &process, sizeof(process));
-  std::memcpy(blob.data() + sizeof(process), address, bytes);
+  blob.insert(blob.end(), address.begin(), address.end());
   address_ = Seal(Kind("GJUA", *api_), blob.data(), blob.size());
   reads_near_ = ReadsNear();
-  api_->ucp_worker_release_address(worker_, address);
   return "";
+}
+
+std::unique_ptr<UcxWorker> UcxTransport::MakeReader(std::string* error) {
+  return UcxWorker::Make(api_, context_, kAnswer, &UcxTransport::OnAnswer, this, error);
 }
 
 UcxTransport::~UcxTransport() {
   mark_.Clear();
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
-  const auto until = std::chrono::steady_clock::now() + kEndSeconds;
-  while (!closing_.empty() && std::chrono::steady_clock::now() < until) {
-    api_->ucp_worker_progress(worker_);
-    FreeEnded();
-  }
-  if (worker_ != nullptr) api_->ucp_worker_destroy(worker_);
+  ended_workers_.clear();
+  reader_.reset();
+  exposer_.reset();
   if (context_ != nullptr) api_->ucp_cleanup(context_);
   if (wake_fd_ >= 0) close(wake_fd_);
 }
@@ -211,19 +187,19 @@ std::string UcxTransport::Connect(int32_t peer, const uint8_t* blob, size_t byte
     }
   }
   Disconnect(peer);
-  std::vector<uint8_t> address(blob + 16 + kProcess, blob + bytes - 8);
-  address.resize(address.size() + kSlack);
-  ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_USER_DATA;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-  // With it, reads of a dead peer end, and answers that come after a read has ended are dropped.
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler = {&UcxTransport::EndpointFailed, this};
-  params.user_data = this;
   auto connection = std::make_unique<Connection>();
-  ucs_status_t status = api_->ucp_ep_create(worker_, &params, &connection->endpoint);
-  if (status != UCS_OK) return Failed("ucp_ep_create", status);
+  connection->worker = reader_.get();
+  std::string error;
+  if (known_.count(peer) > 0) {  // what UCX keeps of this connection is to go with it
+    connection->own = MakeReader(&error);
+    connection->worker = connection->own.get();
+  }
+  if (error.empty()) {
+    error = connection->worker->Connect({blob + 16 + kProcess, blob + bytes - 8}, &UcxTransport::EndpointFailed,
+                                        &connection->endpoint);
+  }
+  if (!error.empty()) return error;
+  known_.insert(peer);
   NearMemory near;
   std::memcpy(&near.process, blob + 16, kProcess);
   for (const RemoteRegion& region : regions) {
@@ -254,20 +230,19 @@ void UcxTransport::Disconnect(int32_t peer) {
     const auto asked = next++;
     if (asked->second.peer == peer) EndRequest(asked->first, Status::kLost);
   }
-  ucp_request_param_t params{};
-  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  const ucs_status_ptr_t closing = api_->ucp_ep_close_nbx(connection->endpoint, &params);
-  if (UCS_PTR_IS_PTR(closing)) closing_.push_back(closing);
+  connection->worker->Close(connection->endpoint);
+  if (connection->own != nullptr) ended_workers_.push_back(std::move(connection->own));
 }
 
-void UcxTransport::FreeEnded() {
-  const auto ended = [&](void* request) {
-    if (api_->ucp_request_check_status(request) == UCS_INPROGRESS) return false;
-    api_->ucp_request_free(request);
-    return true;
-  };
-  closing_.erase(std::remove_if(closing_.begin(), closing_.end(), ended), closing_.end());
+// Of all workers; whether anything has happened.
+bool UcxTransport::Progress() {
+  bool any = exposer_->Progress();
+  any = reader_->Progress() || any;
+  for (const auto& [peer, connection] : connections_) any = (connection->own && connection->own->Progress()) || any;
+  for (const auto& worker : ended_workers_) any = worker->Progress() || any;
+  const auto ended = [](const auto& worker) { return !worker->closing(); };
+  ended_workers_.erase(std::remove_if(ended_workers_.begin(), ended_workers_.end(), ended), ended_workers_.end());
+  return any;
 }
 
 bool UcxTransport::Post(int32_t peer, int32_t region, uint64_t offset, uint32_t bytes, void* to, uint64_t cookie) {
@@ -307,7 +282,7 @@ size_t UcxTransport::Poll(Completion* completions, size_t max) {
     }
   }
   for (int i = 0; i < kProgressInPoll && ended_.size() - handed_out_ < max; ++i) {
-    if (api_->ucp_worker_progress(worker_) == 0) break;
+    if (!Progress()) break;
   }
   if (!near_.empty()) ReadNear();
   const size_t count = std::min(max, ended_.size() - handed_out_);
@@ -317,21 +292,28 @@ size_t UcxTransport::Poll(Completion* completions, size_t max) {
     ended_.clear();
     handed_out_ = 0;
   }
-  if (!closing_.empty()) FreeEnded();
   return count;
 }
 
 void UcxTransport::Wait(double seconds) {
   if (handed_out_ < ended_.size() || !near_.empty() || posted_ > 0) return;
-  if (api_->ucp_worker_arm(worker_) != UCS_OK) {
-    // There is something to poll, or to send as soon as the peer has made room: it may be waiting for this very core.
-    std::this_thread::yield();
-    return;
+  std::vector<const UcxWorker*> workers = {exposer_.get(), reader_.get()};
+  for (const auto& [peer, connection] : connections_) {
+    if (connection->own != nullptr) workers.push_back(connection->own.get());
   }
-  pollfd files[2] = {{worker_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+  for (const auto& worker : ended_workers_) workers.push_back(worker.get());
+  std::vector<pollfd> files = {{wake_fd_, POLLIN, 0}};
+  for (const UcxWorker* worker : workers) {
+    if (!worker->Arm()) {
+      // There is something to poll, or to send as soon as the peer has made room: it may be waiting for this very core.
+      std::this_thread::yield();
+      return;
+    }
+    files.push_back({worker->fd(), POLLIN, 0});
+  }
   const double milliseconds = std::min(std::ceil(seconds * 1e3), 1e6);
-  poll(files, 2, static_cast<int>(milliseconds));
-  if (files[1].revents != 0) {
+  poll(files.data(), files.size(), static_cast<int>(milliseconds));
+  if (files[0].revents != 0) {
     uint64_t count;
     [[maybe_unused]] const ssize_t got = read(wake_fd_, &count, sizeof(count));
   }

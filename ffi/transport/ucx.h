@@ -19,6 +19,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "ffi/transport/same_host.h"
 #include "ffi/transport/transports.h"
 #include "ffi/transport/ucx_api.h"
+#include "ffi/transport/ucx_worker.h"
 
 namespace gear_jax::transport {
 
@@ -65,6 +67,8 @@ class UcxTransport final : public ExposingTransport {
 
   // What UCX holds for one peer.
   struct Connection {
+    UcxWorker* worker = nullptr;  // reader_, or
+    std::unique_ptr<UcxWorker> own;
     ucp_ep_h endpoint = nullptr;
     Key key{};
     std::vector<Piece> posted;               // not asked for yet
@@ -95,7 +99,7 @@ class UcxTransport final : public ExposingTransport {
   explicit UcxTransport(const UcxApi* api) : api_(api) {}
 
   std::string Start(const Options& options);
-  std::string Failed(const char* call, ucs_status_t status) const;
+  std::unique_ptr<UcxWorker> MakeReader(std::string* error);
   static void EndpointFailed(void*, ucp_ep_h, ucs_status_t) {}  // its requests end with an error by themselves
   static void Sent(void* request, ucs_status_t status, void* message);
   static ucs_status_t OnRequest(void* transport, const void* header, size_t header_length, void* data, size_t length,
@@ -109,12 +113,15 @@ class UcxTransport final : public ExposingTransport {
   void Recycle(Message& message);
   void EndRequest(uint64_t request, Status status);
   void ReadNear();
-  void FreeEnded();
+  bool Progress();
 
   const UcxApi* const api_;
   ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  int worker_fd_ = -1;  // the worker's own
+  // Requests and answers have workers of their own: UCX takes two endpoints between the same workers for the two ends
+  // of one connection, and where this process gave up reading a peer, the peer's reads would end without a word.
+  std::unique_ptr<UcxWorker> exposer_, reader_;
+  std::set<int32_t> known_;  // peers that reader_ was connected to: each once, and then they get workers of their own
+  std::vector<std::unique_ptr<UcxWorker>> ended_workers_;  // their last endpoint is closing
   int wake_fd_ = -1;
   bool reads_near_ = false;
   Mark mark_;
@@ -122,7 +129,6 @@ class UcxTransport final : public ExposingTransport {
   Key key_{};
   std::vector<OwnMemory> exposed_;
   std::map<int32_t, std::unique_ptr<Connection>> connections_;
-  std::vector<void*> closing_;  // the requests of ends of endpoints
   std::map<uint64_t, Asked> asked_;
   std::vector<std::vector<uint8_t>> spare_;  // what answers were sent from
   uint64_t last_request_ = 0;

@@ -178,6 +178,7 @@ def check_killed_reader(make: Callable[..., Peers], kills: int = 1) -> None:
             assert _status(peers, 1, 0, 0, MEBIBYTE) == "ok"
             peers.start(2)
             assert peers.answer(2) == "ready"
+            peers.wait_until(2, alive=True)
         assert peers.session.counters()["losses"] >= kills
 
 
@@ -214,6 +215,26 @@ def check_late_answers(make: Callable[..., Peers]) -> None:
             time.sleep(0.2)
             _comes_back(peers, 1, MEBIBYTE)
             assert (to == 0xA5).all(), "an answer came late and was written"
+
+
+def check_lost_while_it_runs(make: Callable[..., Peers], losses: int = 8) -> None:
+    """A peer that is lost again and again though it runs: its own reads go on, and descriptors stay as many."""
+    with make((MEBIBYTE,)) as peers:
+
+        def lose() -> tuple[int, int]:
+            peers.session._native.disconnect(1)
+            _comes_back(peers, 1, MEBIBYTE)
+            assert peers.ask(1, do="read", peer=0, region=0, offset=0, bytes=4096) == "ok", "it has lost this process"
+            return resources()["descriptors"], peers.ask(1, do="resources")["descriptors"]
+
+        lose()
+        before = lose()
+        held = [lose() for _ in range(losses)]
+        until = time.monotonic() + 10  # a library may close what it opened a little later
+        while any(a > b for a, b in zip(held[-1], before, strict=True)):
+            assert time.monotonic() < until, (before, held)
+            time.sleep(0.1)
+            held.append((resources()["descriptors"], peers.ask(1, do="resources")["descriptors"]))
 
 
 def check_close(make: Callable[..., Peers]) -> None:
