@@ -38,8 +38,7 @@ class Drained:
       length: `int32`, its steps.
       priority: `float32`, as committed; meaningless where `has_priority` is False.
       has_priority: `bool`.
-      version: `int64`, as committed; 0 where `has_version` is False.
-      has_version: `bool`.
+      version: `int64`, as committed; 0 where `has_version`, `bool`, is False.
       checksum: `uint64`, as committed.
       slot: `int32`, of the ring; `Ingest.ring.columns[i][slot]` is valid only inside `admit`.
       admitted: `bool`, whether it was added.
@@ -161,8 +160,7 @@ class Ingest:
         Args:
           state: the last state; consumed, if anything is added, as by `add`.
           most: how many at most, the oldest first; None: all.
-          timeout: seconds to wait for the first one if there is none. While the limiter lets none in it is the
-            learner's turn, which waits here for nothing: see `await_sample`.
+          timeout: seconds to wait for the first one; 0 where the limiter lets none in (`await_sample` waits for it).
           admit: called with what is there, before it is added; returns `bool[n]`: the others are dropped (too stale,
             say). It may look at the trajectories in `ring.columns`.
 
@@ -171,8 +169,8 @@ class Ingest:
 
         Raises:
           RingForeignError: if somebody else has written to the ring's memory, or cut it short. RingClosedError: after
-            `close`. ValueError: for trajectories without a version, if the table has `max_staleness`. What `Replay.add`
-            raises; the ring is then as before, so nothing is lost.
+            `close`. ValueError: for trajectories that lack a version that `max_staleness` needs. What `Replay.add`
+            raises. The ring is then as before, so nothing is lost.
         """
         self._check_open()
         if isinstance(state.ticket, Tracer):
@@ -206,8 +204,7 @@ class Ingest:
         found = _drained(batch.fields())
         if admit is not None:
             found = dataclasses.replace(found, admitted=_admitted(admit(found), found))
-        if self._replay.config.max_staleness is not None:
-            _limited.check_versions(found)
+        _limited.check_versions(self._replay.config, found)
         if self.limiter is not None:
             found = dataclasses.replace(found, admitted=found.admitted & self.limiter.fresh(found.version))
         if found.admitted.any():

@@ -31,12 +31,14 @@ def check(limiter: RateLimiter, replay: Any) -> None:
         _check_all_leave(config)
 
 
-def check_versions(found: Any) -> None:
-    """Raises a ValueError for trajectories of a drain that are to be let in and have no version.
+def check_versions(config: Any, found: Any) -> None:
+    """Raises a ValueError for trajectories of a drain that are to be let in without the version that the table needs.
 
     A writer is refused that leaves it out; but it may have committed before the ring had this learner, or to a ring on
     another machine.
     """
+    if config.max_staleness is None:
+        return
     without = found.admitted & ~found.has_version
     if without.any():
         actors = ", ".join(map(str, sorted(set(found.actor[without].tolist()))))
