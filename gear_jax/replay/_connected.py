@@ -150,8 +150,8 @@ class Connected:
         """Raises a ValueError if others would read something else than this state: before it is consumed."""
         link = self._link
         assert link is not None
-        arrays = _exposed.arrays(state)
-        if link.session is not None and link.holds(arrays):
+        written = state.stamp if state.remote is None else state.remote.record  # by every call that writes any of it
+        if link.session is not None and link.holds(written):
             return  # what the last call returned: nothing to look at, nothing to wait for
         if not link.exposes(_exposed.pieces(state, self.placement)):
             raise value_error(

@@ -117,9 +117,9 @@ class Link:
         """
         self._held, self._last = tuple(arrays), last
 
-    def holds(self, arrays: Sequence[Any]) -> bool:
-        """Whether these very arrays are kept."""
-        return len(arrays) == len(self._held) and all(a is b for a, b in zip(arrays, self._held, strict=True))
+    def holds(self, array: jax.Array) -> bool:
+        """Whether it is one of those."""
+        return any(array is x for x in self._held)
 
     def wait(self) -> None:
         """Waits for the last call of the replay, and for the fetches that are in flight."""
