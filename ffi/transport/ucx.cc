@@ -190,16 +190,19 @@ std::string UcxTransport::Connect(int32_t peer, const uint8_t* blob, size_t byte
   auto connection = std::make_unique<Connection>();
   connection->worker = reader_.get();
   std::string error;
-  if (known_.count(peer) > 0) {  // what UCX keeps of this connection is to go with it
+  const std::vector<uint8_t> address(blob + 16 + kProcess, blob + bytes - 8);
+  std::vector<uint8_t>& known = known_[peer];
+  // A peer that was given up, and runs on. What UCX keeps of the new connection is to go with it, where that of a
+  // process, or a session, that has ended goes by itself.
+  if (known == address) {
     connection->own = MakeReader(&error);
     connection->worker = connection->own.get();
   }
   if (error.empty()) {
-    error = connection->worker->Connect({blob + 16 + kProcess, blob + bytes - 8}, &UcxTransport::EndpointFailed,
-                                        &connection->endpoint);
+    error = connection->worker->Connect(address, &UcxTransport::EndpointFailed, &connection->endpoint);
   }
   if (!error.empty()) return error;
-  known_.insert(peer);
+  known = address;
   NearMemory near;
   std::memcpy(&near.process, blob + 16, kProcess);
   for (const RemoteRegion& region : regions) {

@@ -19,7 +19,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -120,7 +119,7 @@ class UcxTransport final : public ExposingTransport {
   // Requests and answers have workers of their own: UCX takes two endpoints between the same workers for the two ends
   // of one connection, and where this process gave up reading a peer, the peer's reads would end without a word.
   std::unique_ptr<UcxWorker> exposer_, reader_;
-  std::set<int32_t> known_;  // peers that reader_ was connected to: each once, and then they get workers of their own
+  std::map<int32_t, std::vector<uint8_t>> known_;  // peers that reader_ was connected to, by the address they had
   std::vector<std::unique_ptr<UcxWorker>> ended_workers_;  // their last endpoint is closing
   int wake_fd_ = -1;
   bool reads_near_ = false;
