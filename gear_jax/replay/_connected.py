@@ -149,7 +149,7 @@ class Connected:
     def _check_exposed(self, name: str, state: ReplayState) -> None:
         """Raises a ValueError if others would read something else than this state: before it is consumed."""
         link = self._link
-        assert link is not None
+        assert link is not None and state.stamp is not None
         written = state.stamp if state.remote is None else state.remote.record  # by every call that writes any of it
         if link.session is not None and link.holds(written):
             return  # what the last call returned: nothing to look at, nothing to wait for
