@@ -67,8 +67,6 @@ void CUDART_CB End(void* data) {
   travelling->ended(*travelling->fetch);
 }
 
-}  // namespace
-
 // The tables of several shards as one, whose parts begin where `pointers` (uint32[columns, shards, 2], the device's)
 // say.
 cudaError_t JoinShards(const std::vector<GpuShard>& shards, uint32_t* pointers, GatherCall* call, cudaStream_t stream) {
@@ -82,6 +80,8 @@ cudaError_t JoinShards(const std::vector<GpuShard>& shards, uint32_t* pointers, 
   }
   return LaunchPointers(tables, pointers, nullptr, nullptr, stream);
 }
+
+}  // namespace
 
 // What is enqueued behind a fetch that waits must not have to load a kernel first.
 cudaError_t DeviceStaging::LoadAll() {
@@ -194,9 +194,12 @@ StagingFault DeviceStaging::EnqueueFetch(FetchRequest& request, const StagingReq
   if (error == cudaSuccess) error = cudaStreamWaitEvent(entry.stream, entry.copied, 0);
   if (error != cudaSuccess) return {error, "copying the rows' numbers"};
 
+  // What writes the shards of other GPUs runs there, and does not look at this one's flights. Without operands any of
+  // them may be this one's.
+  const bool known = own.columns[0].table != nullptr;
   FlightSet tables;
-  for (const GpuShard& shard : shards) {
-    for (const uint8_t* const table : shard.tables) tables.Add(table);
+  for (size_t i = 0; i < shards.size() && (i == 0 || !known); ++i) {
+    for (const uint8_t* const table : shards[i].tables) tables.Add(table);
   }
   FetchCall& call = request.call;  // by the host
   call.gather.slot = asked.id_out[0], call.gather.anchor = asked.id_out[1], call.gather.length = asked.id_out[2];

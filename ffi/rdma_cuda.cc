@@ -1,7 +1,7 @@
 // rdma_read and rdma_fetch on CUDA. All is enqueued; no thread waits for a peer.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -153,8 +153,13 @@ std::vector<GpuShard> OwnShards(const RdmaFetchOperands& read) {
     if (!GpusRead(own[0])) return {};
   }
   own.resize(std::min<size_t>(own.size(), 1));  // tables of no bytes are all alike
-  if (own.empty() || others.size() >= kGpuShards || !GpusRead(own[0])) return own;
-  std::copy_if(others.begin(), others.end(), std::back_inserter(own), GpusRead);
+  if (own.empty() || !GpusRead(own[0])) return own;
+  for (GpuShard& shard : others) {
+    // Slots of all of them have numbers in one.
+    const auto shards = static_cast<int64_t>(own.size()) + 1;
+    if (shards > kGpuShards || shards * read.call.gather.slots > INT32_MAX) break;
+    if (GpusRead(shard)) own.push_back(std::move(shard));
+  }
   return own;
 }
 

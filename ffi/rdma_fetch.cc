@@ -153,7 +153,10 @@ void Fetch::Start(std::function<void()> ended) {
 }
 
 void Fetch::Run(int64_t task) {
-  for (int64_t row = tasks_[task].begin; row < tasks_[task].end; ++row) FillRow(row);
+  for (int64_t row = tasks_[task].begin; row < tasks_[task].end; ++row) {
+    if (call_.gpu.take != nullptr && (!Inside(row) || OnGpu(row))) continue;
+    FillRow(row);
+  }
   FencePastCaches();
   Part();
 }
@@ -170,7 +173,6 @@ void Fetch::Part() {
 void Fetch::FillRow(int64_t row) {
   const GatherCall& gather = call_.gather;
   const bool inside = Inside(row);
-  if (call_.gpu.take != nullptr && (!inside || OnGpu(row))) return;
   for (const GatherMask& mask : gather.masks) {
     const int64_t width = mask.window.length;
     if (width == 0) continue;
@@ -206,7 +208,7 @@ Fetch::Row Fetch::JudgeAfter(int64_t row, uint32_t stamp) const {
   return call_.generation == nullptr ? Row::kOpen : Judge(row, stamp);
 }
 
-// There is no second try: what writes these rows waits for the kernels that read them.
+// Of the one try that the kernels had.
 Fetch::Row Fetch::JudgeGpuRow(int64_t row) {
   before_[row] = call_.gpu.before[row];
   Row state = Judge(row, before_[row]);
@@ -335,12 +337,17 @@ void Fetch::PadRow(int64_t row) {
 void Fetch::Finish() {
   const GpuRows& gpu = call_.gpu;
   for (int64_t row = 0; row < call_.gather.rows; ++row) {
-    const bool on_gpu = OnGpu(row);
-    if (on_gpu) rows_[row] = JudgeGpuRow(row);
+    bool by_gpu = false;
+    if (OnGpu(row)) {
+      rows_[row] = JudgeGpuRow(row);
+      by_gpu = rows_[row] == Row::kWhole;
+      // What writes the shard of another GPU does not wait for these kernels: the other tries are the host's.
+      if (rows_[row] == Row::kTorn && OwnTable(row, call_.gather.columns.size()) != nullptr) FillRow(row);
+    }
     const Row state = rows_[row];
     const bool whole = state == Row::kWhole;
     call_.valid[row] = whole;
-    if (gpu.take != nullptr) gpu.take[row] = state != Row::kNone && !(on_gpu && whole);
+    if (gpu.take != nullptr) gpu.take[row] = state != Row::kNone && !by_gpu;
     if (whole || state == Row::kNone) continue;
     PadRow(row);
     if (state == Row::kTorn) ++counters_->torn;
@@ -348,6 +355,7 @@ void Fetch::Finish() {
     if (state == Row::kLost) ++counters_->lost;
     if (state == Row::kRefused) ++counters_->refused;
   }
+  FencePastCaches();
 }
 
 }  // namespace gear_jax

@@ -31,7 +31,7 @@ struct RdmaCounters {
   std::atomic<uint64_t> torn{0};      // rows that were being written until the last try
   std::atomic<uint64_t> stale{0};     // rows whose slot holds another trajectory by now
   std::atomic<uint64_t> lost{0};      // rows of a peer that is gone, or did not answer in time
-  std::atomic<uint64_t> refused{0};   // rows that the peer did not let be read
+  std::atomic<uint64_t> refused{0};   // rows that the peer did not let be read, or whose memory is gone
   std::atomic<int64_t> in_flight{0};  // fetches that want something of the reader, or will
 };
 

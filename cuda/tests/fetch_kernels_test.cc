@@ -1,6 +1,7 @@
 // Remote fetches and reads by a GPU, compared with the CPU's. Small enough for compute-sanitizer.
 #include "cuda/fetch_kernels.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -232,6 +233,26 @@ TEST_F(FetchKernels, MatchTheCpu) {
     }
   }
   EXPECT_EQ(ended_, 32);
+}
+
+// What another GPU is writing as the kernels look at it may be whole when the host does.
+TEST_F(FetchKernels, RowsOfAnotherGpuAreTriedAgain) {
+  auto* const stamp = const_cast<uint32_t*>(Stamp(3));
+  for (int64_t slot = 0; slot < kSlots; ++slot) stamp[slot] = 2 * kGeneration;
+  auto batch = MakeBatch(200, false);
+  for (int64_t slot = 0; slot < kSlots; ++slot) stamp[slot] = 2 * kGeneration - 1;
+  reader_->on_piece = [=](const Piece&) {
+    for (int64_t slot = 0; slot < kSlots; ++slot) stamp[slot] = 2 * kGeneration;
+    return Status::kOk;
+  };
+  gpu_shards_ = {1, 3};
+  Start(*batch, false);
+  EXPECT_TRUE(Done(*batch));
+  Check(*batch);
+  EXPECT_EQ(counters_.torn,
+            static_cast<uint64_t>(std::count_if(batch->slot.begin(), batch->slot.end(), [&](const int32_t& slot) {
+              return slot == 4 && batch->shard[&slot - batch->slot.data()] == 1;
+            })));
 }
 
 TEST_F(FetchKernels, ALostPeersRowsArePadding) {

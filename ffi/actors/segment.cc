@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "ffi/actors/process.h"
 
@@ -100,8 +102,11 @@ void Segment::Reopen(const std::string& path, int flags) {
 }
 
 bool Segment::Hold() const {
-  while (flock(file_, LOCK_SH) != 0) {
-    if (errno != EINTR) throw System(path_, errno);
+  // Who cleans up holds a file for a moment; somebody else's lock is not waited for.
+  constexpr int kTries = 2000;
+  for (int tried = 0; flock(file_, LOCK_SH | LOCK_NB) != 0; ++tried) {
+    if (errno != EINTR && (errno != EWOULDBLOCK || tried >= kTries)) throw System(path_, errno);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   struct stat found;
   return fstat(file_, &found) == 0 && found.st_nlink > 0;

@@ -16,7 +16,7 @@ namespace gear_jax::transport {
 // How a read has ended.
 enum class Status : uint8_t {
   kOk,
-  kRefused,  // out of the region's bounds, or the peer did not admit the key
+  kRefused,  // out of the region's bounds, the peer did not admit the key, or its memory is gone
   kTimeout,  // no answer by the deadline; the peer counts as lost from now on
   kLost,     // the peer is gone, or was before
   kClosed,   // the reader was closed meanwhile

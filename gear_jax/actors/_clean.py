@@ -69,7 +69,7 @@ def _look(path: pathlib.Path, directory: str) -> Found:
 def _alone(path: pathlib.Path) -> Iterator[bool]:
     """Whether no process has a file open as a ring, or is making it; inside, none can (ffi/actors/segment.h)."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait
     except OSError:  # it is gone, or nothing that could be a ring
         yield False
         return
@@ -84,7 +84,7 @@ def _locks(file: int, path: pathlib.Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file), path.lstat())
-    except (BlockingIOError, FileNotFoundError):
+    except OSError:  # it is held, or gone, or in a file system that has no locks
         return False
 
 

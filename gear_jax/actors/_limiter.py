@@ -16,7 +16,6 @@ from gear_jax.actors import _wait
 from gear_jax.actors._rates import check_count, known, make_rates, shown
 
 _COUNTED = "inserted", "sampled", "size", "drawn", "version"
-_NUMBERS = int, float, np.integer, np.floating
 
 
 class RateLimitTimeoutError(TimeoutError):
@@ -202,14 +201,21 @@ class RateLimiter:
           state: of `state_dict`.
 
         Raises:
-          ValueError: if that is none.
+          TypeError, ValueError: if that is none, naming what is wrong in it.
         """
+        fix = "Pass what RateLimiter.state_dict returned."
+        if not isinstance(state, Mapping):
+            raise type_error("state", got=type(state).__name__, wanted="a mapping of numbers", fix=fix)
         with self._held():
             names = {*_COUNTED, *self._counts, *self._seconds}
-            if set(state) != names or not all(isinstance(x, _NUMBERS) and x >= 0 for x in state.values()):
-                got = dict(state)
-                fix = "Pass what RateLimiter.state_dict returned."
-                raise value_error("state", got=got, wanted=f"numbers, 0 or more: {sorted(names)}", fix=fix)
+            if set(state) != names:
+                raise value_error("state", got=f"keys {sorted(state)}", wanted=f"{sorted(names)}", fix=fix)
+            for name, x in state.items():
+                whole = name not in self._seconds
+                kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+                if isinstance(x, bool) or not isinstance(x, kinds) or not 0 <= x < 2**63:
+                    wanted = f"{'an integer' if whole else 'a number'}, 0 or more"
+                    raise value_error(f"state[{name!r}]", got=repr(x), wanted=wanted, fix=fix)
             self._inserted, self._sampled, self._size, self._drawn, self._version = (int(state[x]) for x in _COUNTED)
             self._size = min(self._size, self.rates.capacity)
             self._counts = {name: int(state[name]) for name in self._counts}

@@ -90,7 +90,7 @@ def rdma_read(
     """
     _check_remote("rdma_read", remote)
     leaves, tree = jax.tree.flatten(fields)
-    specs = _specs("rdma_read: fields", leaves)
+    specs = _specs("rdma_read", {f"fields[{i}]": x for i, x in enumerate(leaves)})
     given = [] if _exposed(leaves) else leaves
     _check_memory("rdma_read", {f"fields[{i}]": x for i, x in enumerate(given)})
     got, here, last = _read(remote, specs)(_registry.ticket(ticket), given, jax.tree.leaves(after))
@@ -148,7 +148,9 @@ def rdma_fetch(
     `jax.ShapeDtypeStruct`s). Under vmap columns must not be batched; the batch becomes rows. Not differentiable.
     """
     _check_remote("rdma_fetch", remote)
-    tables, specs, tree, rows, plan = _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations)
+    tables, specs, tree, rows, plan = _prepare(
+        "rdma_fetch", columns, stamp, shards, slots, starts, lengths, windows, generations
+    )
     call = _fetch(remote, plan, specs, generations is None, _check_tries(tries))
     data, masks, valid, last = call(rows, _registry.ticket(ticket), tables, jax.tree.leaves(after))
     return tree.unflatten(data), tree.unflatten(masks), valid, last
@@ -190,7 +192,9 @@ def rdma_fetch_start(
     """
     _check_remote("rdma_fetch_start", remote)
     depth = check_depth(depth)
-    tables, specs, tree, rows, plan = _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations)
+    tables, specs, tree, rows, plan = _prepare(
+        "rdma_fetch_start", columns, stamp, shards, slots, starts, lengths, windows, generations
+    )
     call = _start(remote, plan, specs, generations is None, _check_tries(tries), int(queue), depth)
     handle, last = call(rows, _registry.ticket(ticket), tables, jax.tree.leaves(after))
     n = rows[0].shape[0]
@@ -267,22 +271,24 @@ def _exposed(leaves: list[Any]) -> bool:
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
 
 
-def _specs(what: str, leaves: list[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _specs(what: str, named: dict[str, Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Of arrays, or of what stands for them all."""
+    leaves = list(named.values())
     exposed = _exposed(leaves)
-    for i, x in enumerate(leaves):
+    for name, x in named.items():
         if not isinstance(x, jax.ShapeDtypeStruct) if exposed else isinstance(x, (Addresses, Shards)):
             wanted = "a jax.ShapeDtypeStruct, as others are" if exposed else "an array, or a jax.ShapeDtypeStruct"
             fix = "Pass arrays, or jax.ShapeDtypeStruct(x.shape, x.dtype) for all of them and the stamp."
-            raise type_error(f"{what}[{i}]", got=type(x).__name__, wanted=wanted, fix=fix)
+            raise type_error(f"{what}: {name}", got=type(x).__name__, wanted=wanted, fix=fix)
     arrays = [x if exposed else jnp.asarray(x) for x in leaves]
     return tuple(jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in arrays)
 
 
-def _prepare(columns, stamp, shards, slots, starts, lengths, windows, generations):
+def _prepare(what, columns, stamp, shards, slots, starts, lengths, windows, generations):
     """The arguments, checked: (columns and stamp or nothing, what columns are, their tree, rows, the plan)."""
     leaves, tree = jax.tree.flatten(columns, is_leaf=lambda x: isinstance(x, (Addresses, Shards)))
-    *specs, of_stamp = _specs("rdma_fetch: columns, stamp", [*leaves, stamp])
+    named = {**{f"columns[{i}]": x for i, x in enumerate(leaves)}, "stamp": stamp}
+    *specs, of_stamp = _specs(what, named)
     rows, plan = _gather.prepare_rows(specs, tree, slots, starts, lengths, windows)
     slots, starts, lengths = map(jnp.asarray, rows)
     shards = _registry.ids("shards", shards, slots.shape)
@@ -291,9 +297,8 @@ def _prepare(columns, stamp, shards, slots, starts, lengths, windows, generation
             "stamp", got=f"{of_stamp.dtype}{list(of_stamp.shape)}", wanted=f"uint32{list(specs[0].shape[:2])}",
             fix="Pass the stamp that scatter(stamps=) returns.",
         )  # fmt: skip
-    tables = [] if _exposed(leaves) else [jnp.asarray(x) for x in (*leaves, stamp)]
-    names = [*(f"columns[{i}]" for i in range(len(specs))), "stamp"]
-    _check_memory("rdma_fetch", dict(zip(names, tables, strict=False)))
+    tables = [] if _exposed(leaves) else [jnp.asarray(x) for x in named.values()]
+    _check_memory(what, dict(zip(named, tables, strict=False)))
     if generations is None:
         generations = jnp.zeros_like(slots).astype(jnp.uint32)
     generations = jnp.asarray(generations)

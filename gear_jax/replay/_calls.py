@@ -279,8 +279,9 @@ def traced(*leaves: Any) -> bool:
 
 def check_alive(name: str, state: ReplayState) -> None:
     """Raises a ValueError if a call has consumed the state."""
-    # Leaves that were restored from bytes may be NumPy arrays, which nothing consumes.
-    if isinstance(state.ticket, jax.Array) and state.ticket.is_deleted():
+    # Leaves that were restored from bytes may be NumPy arrays, which nothing consumes. Each call that consumes a state
+    # consumes one of these: a sample of what others expose keeps the ticket.
+    if any(isinstance(x, jax.Array) and x.is_deleted() for x in (state.ticket, state.length, state.sums)):
         raise value_error(
             f"{name}: state",
             got="a state that an earlier call has consumed",

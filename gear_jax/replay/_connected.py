@@ -16,7 +16,7 @@ from gear_jax.replay._config import Config, check_streams, make_config
 from gear_jax.replay._link import Link, new_incarnation
 from gear_jax.replay._mesh import Placement
 from gear_jax.replay._remote import RemoteTable, check_selector
-from gear_jax.replay._state import ReplayState
+from gear_jax.replay._state import ReplayState, check_table
 
 
 def make_remote(
@@ -24,13 +24,15 @@ def make_remote(
     max_staleness, link,
 ) -> Config:  # fmt: skip
     """The settings of a replay over the processes of a job, each with its part, checked as those of `make_replay`."""
+    times = getattr(selector, "times", None)
+    in_gpu = memory == "device" and default_device().platform != "cpu"
     _refuse(
-        ("batch_axis", batch_axis is not None, "None: a batch is for the process that draws it"),
-        ("selection", selection != "centralized", "'centralized'"),
-        ("donate", not donate, "True: what others read must stay where it is"),
-        ("selector.times", getattr(selector, "times", None) is not None, "None: a process knows its own draws alone"),
-        ("max_staleness", max_staleness is not None, "None"),
-        ("memory", memory == "device" and default_device().platform != "cpu", "None: others read the host's memory"),
+        ("batch_axis", batch_axis, batch_axis is not None, "None: a batch is for the process that draws it"),
+        ("selection", selection, selection != "centralized", "'centralized'"),
+        ("donate", donate, not donate, "True: what others read must stay where it is"),
+        ("selector.times", times, times is not None, "None: a process knows its own draws alone"),
+        ("max_staleness", max_staleness, max_staleness is not None, "None"),
+        ("memory", memory, in_gpu, "None: others read the host's memory"),
     )
     n = link.processes
     config = make_config(table, selector, windows, anchor, memory, partitions, selection, eviction, 0, devices=n)
@@ -45,21 +47,22 @@ def make_remote(
 
 def with_rdma(config: Config, placement: Placement, donate: bool, link: Link) -> Config:
     """The settings of a replay over a mesh whose devices read the rows that they want out of each other's memory."""
-    device = memory_kind(config.memory) == "device" and placement.mesh.devices.flat[0].platform != "cpu"
+    selection, memory = config.selection, config.memory
+    in_gpu = memory_kind(memory) == "device" and placement.mesh.devices.flat[0].platform != "cpu"
     _refuse(
-        ("selection", config.selection != "centralized", "'centralized': else no device wants another's rows"),
-        ("donate", not donate, "True: what others read must stay where it is"),
-        ("memory", device, "None: others read the host's memory"),
+        ("selection", selection, selection != "centralized", "'centralized': else no device wants another's rows"),
+        ("donate", donate, not donate, "True: what others read must stay where it is"),
+        ("memory", memory, in_gpu, "None: others read the host's memory"),
     )
     rows = _exposed.shards(placement, link.number, len(config.columns), link.on_loss)
     return dataclasses.replace(config, rows=rows)
 
 
-def _refuse(*cases: tuple[str, bool, str]) -> None:
-    for name, bad, wanted in cases:
+def _refuse(*cases: tuple[str, Any, bool, str]) -> None:
+    for name, got, bad, wanted in cases:
         if bad:
             fix = "Leave it out, or use another exchange."
-            raise value_error(name, got="another with exchange='rdma'", wanted=wanted, fix=fix)
+            raise value_error(name, got=f"{got!r} with exchange='rdma'", wanted=wanted, fix=fix)
 
 
 def check_unused(exchange: Any, **given: Any) -> None:
@@ -117,6 +120,7 @@ class Connected:
             fix = "Call it outside jit."
             raise type_error("connect: state", got="a traced state", wanted="a concrete one", fix=fix)
         check_alive("connect", state)
+        check_table("connect", self.config, state, 1 if self.placement is None else self.placement.devices)
         jax.block_until_ready(state)  # what is still to run needs the session that there is
         self._link.wait()
         self._link.close()

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import secrets
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -127,7 +128,14 @@ class Link:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the state tells it to whoever uses it
                 jax.block_until_ready(self._last)
         library: Any = _native.load("cpu")
-        library.wait_for_fetches(self.number, _READS * self._deadline)
+        seconds = _READS * self._deadline
+        if not library.wait_for_fetches(self.number, seconds):
+            warnings.warn(
+                f"session {self.number}: samples in flight have not ended after {seconds:g} s and are cut short: rows "
+                "that are on their way are not valid",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def exposes(self, arrays: Sequence[Any]) -> bool:
         """Whether these are the arrays that the session exposes; waits until they are there."""

@@ -24,7 +24,7 @@ from gear_jax.replay._connected import (
 )
 from gear_jax.replay._device import DeviceReplay
 from gear_jax.replay._link import Link
-from gear_jax.replay._mesh import Placement, check_exchange, make_placement
+from gear_jax.replay._mesh import EXCHANGES_PER_DEVICE, Placement, check_exchange, make_placement
 from gear_jax.replay._sample import PendingSample
 from gear_jax.replay._state import Handle, ReplayState, Sample
 from gear_jax.selectors import Selector
@@ -87,7 +87,7 @@ def make_replay(
         rank on its default device, adds to them, and reads the others' memory when it samples. They need not call
         anything in step, and one that ends hurts no other. See docs/rdma.md.
       job: the processes, with exchange="rdma": a `gear_jax.transport.Job`; None: those of `jax.distributed`, or this
-        one alone. Over a mesh they are those of `jax.distributed`, one way or the other.
+        one alone. Over a mesh it must be those of `jax.distributed`; not used where the mesh is of this process alone.
       transport: "verbs" or "ucx", with exchange="rdma"; None: the best that all processes have.
       on_loss: what a process that is gone means to a sample, with exchange="rdma": "invalid": rows that were on their
         way from it are not `valid`, and from the next sample on its partitions are not drawn from, and probabilities
@@ -182,7 +182,7 @@ class Replay(Connected):
           axis, batch_axis: names of mapped axes, as in `make_replay`.
           exchange: as in `make_replay`; "peer" only where all devices are of one process, and the columns are arrays.
         """
-        check_exchange(exchange)
+        check_exchange(exchange, EXCHANGES_PER_DEVICE)
         if self._link is not None:
             raise value_error(
                 "per_device", got="a replay with exchange='rdma'", wanted="another exchange",

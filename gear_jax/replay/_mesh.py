@@ -1,5 +1,6 @@
 """A table over the devices of a mesh: who holds what, and the functions of one device run on all of them."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -14,7 +15,8 @@ from gear_jax._errors import type_error, value_error
 from gear_jax.replay._config import check_batch_axis
 from gear_jax.replay._state import Handle, ReplayState, Sample, Streams
 
-EXCHANGES = ("peer", "collective")
+EXCHANGES = ("peer", "collective", "rdma")
+EXCHANGES_PER_DEVICE = EXCHANGES[:2]
 MOST_PEERS = 64  # of a GPU's gather (cuda/gather_device.h)
 
 
@@ -155,10 +157,10 @@ def make_placement(mesh: Any, axis: Any, batch_axis: Any, exchange: Any, memory:
         fix = 'Write axis="replay" or axis=("data", "model").'
         raise value_error("axis", got=repr(axis), wanted="one or more different axes of the mesh", fix=fix)
     batch_axis = check_batch_axis(batch_axis, names)
+    if exchange is not None:
+        check_exchange(exchange)
     if exchange == "rdma":
         _check_for_rdma(mesh, names)
-    elif exchange is not None:
-        check_exchange(exchange, (*EXCHANGES, "rdma"))
     if memory is None:
         memory = "device" if mesh.devices.flat[0].platform == "cpu" else "pinned_host"
     why = _no_peers(mesh, memory)
@@ -185,6 +187,12 @@ def _check_for_rdma(mesh: Mesh, names: tuple[str, ...]) -> None:
         raise value_error(
             "mesh", got=f"devices of process(es) {sorted(processes)} with exchange='rdma'",
             wanted=f"those of this process, {jax.process_index()}, alone, or some of each of {jax.process_count()}",
+            fix="Make it of jax.devices(), or use exchange='collective'.",
+        )  # fmt: skip
+    counts = collections.Counter(d.process_index for d in mesh.devices.flat)
+    if len(set(counts.values())) > 1:
+        raise value_error(
+            "mesh", got=f"{dict(counts)} devices of processes with exchange='rdma'", wanted="as many of each",
             fix="Make it of jax.devices(), or use exchange='collective'.",
         )  # fmt: skip
 

@@ -95,7 +95,7 @@ def counted_on(generation: jax.Array, incarnation: jax.Array) -> jax.Array:
     """Generations at a random distance from those that a process had before it was connected.
 
     Others may have handles of its last life, which counted from the same numbers: they are those of no trajectory now,
-    nor of any to come.
+    nor of any to come, but for a chance of about one in 2**30 for each slot.
     """
     # Ahead, so that a stamp and a record still tell what is older. 0 stands for no trajectory.
     return jnp.maximum(generation + (incarnation[0] >> np.uint32(2)) + np.uint32(1), np.uint32(1))

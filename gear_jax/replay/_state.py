@@ -103,8 +103,8 @@ class ReplayState(struct.PyTreeNode):
       columns: the table's pytree, leaves `[P, S, T, *shape]`.
       length: `int32[P, S]`, steps of each trajectory; 0: the slot is still open, or empty (never filled, or what was
         there has been drawn as often as it may be, or has grown too stale).
-      generation: `uint32[P, S]`, how often each slot has been filled; with `exchange="rdma"` over several processes
-        counted on from a random number at each `connect`.
+      generation: `uint32[P, S]`, how often each slot has been filled; with `exchange="rdma"`, without a mesh, over
+        several processes counted on from a random number at each `connect`.
       sequence: `uint32[P, S]`, the number of the row in each slot, mod 2**32.
       priority: `float32[P, S]`, as given.
       mass: `float32[P, S]`, the selector's leaves.

@@ -542,7 +542,7 @@ def test_exports_show_in_the_text():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"selection": "decentralized"}, "selection: got another with exchange='rdma', wanted 'centralized'"),
+        ({"selection": "decentralized"}, "selection: got 'decentralized' with exchange='rdma', wanted 'centralized'"),
         ({"donate": False}, "donate: got another"),
         ({"job": 3}, "job: got int, wanted a Job or None"),
         ({"on_loss": "ignore"}, "on_loss: got 'ignore', wanted one of"),
@@ -583,5 +583,5 @@ def test_memory_of_a_gpu_is_refused(monkeypatch):
         platform = "gpu"
 
     monkeypatch.setattr(_connected, "default_device", Gpu)
-    with pytest.raises(ValueError, match="memory: got another with exchange='rdma', wanted None: others read"):
+    with pytest.raises(ValueError, match="memory: got 'device' with exchange='rdma', wanted None: others read"):
         gear.make_replay(TABLE, exchange="rdma", memory="device")

@@ -112,3 +112,24 @@ def test_restored_elsewhere_it_goes_on_with_the_same_batches(case, same, tmp_pat
             results.append(to_numpy((handles, sample)))
         same(results[1], results[0])
     replays[1].close()
+
+
+@pytest.mark.parametrize("call", ["sample", "add", "connect", "stats"])
+def test_a_consumed_state_is_named_as_such(case, made, call):
+    """A sample keeps the state that it is given, as it may fail: what consumes it is the insertion that follows."""
+    replay, first = made
+    rows = next(case.turns())[1:]
+    state, _ = replay.sample(first, jax.random.key(0), 16)
+    state, _ = replay.add(state, *rows)
+    args = {"sample": (jax.random.key(0), 16), "add": rows}.get(call, ())
+    with pytest.raises(ValueError, match=rf"{call}: state: got a state that an earlier call has consumed"):
+        getattr(replay, call)(first, *args)
+
+
+def test_connect_takes_no_state_of_another_table(made):
+    replay, state = made
+    table = gear.TableSpec({"number": gear.ColumnSpec((), np.int32)}, 5, 64)
+    other = gear.make_replay(table, mesh=replay.placement.mesh, partitions=8)
+    with pytest.raises(ValueError, match="connect: state: got "):
+        replay.connect(other.init())
+    replay.sample(state, jax.random.key(0), 16)  # and nothing was closed
