@@ -373,7 +373,7 @@ def test_a_restored_one_goes_on_where_the_other_was(ratio, times):
 @pytest.mark.parametrize("change", [{"inserted": -1}, {"sampled": "3"}, {"more": 1}, {"version": None}])
 def test_what_is_no_state_is_refused(change):
     limiter = RateLimiter(batch_size=1, capacity=8)
-    with pytest.raises(ValueError, match=r"state: got .*wanted numbers.*RateLimiter\.state_dict"):
+    with pytest.raises(ValueError, match=r"state(\['\w+'\])?: got .*wanted .*RateLimiter\.state_dict"):
         limiter.load_state_dict({**limiter.state_dict(), **change})
     with pytest.raises(ValueError, match="state: got"):
         limiter.load_state_dict({})

@@ -517,8 +517,9 @@ def test_memory_of_a_gpu_is_refused_at_trace_time(monkeypatch):
     monkeypatch.setattr(_place, "default_device", Gpu)
     remote, zero = ops.Remote(1, (0,), (0,)), jnp.zeros(2, jnp.int32)
     columns, stamp = jnp.zeros((2, 3, 7)), jnp.zeros((2, 3), jnp.uint32)
-    for run in (ops.rdma_fetch, ops.rdma_fetch_start):
-        with pytest.raises(ValueError, match=r"rdma_fetch: columns\[0\]: got an array in the GPU's memory"):
+    for name in ("rdma_fetch", "rdma_fetch_start"):
+        run = getattr(ops, name)
+        with pytest.raises(ValueError, match=rf"{name}: columns\[0\]: got an array in the GPU's memory"):
             run(remote, columns, stamp, zero, zero, zero, zero)
     with pytest.raises(ValueError, match=r"rdma_read: fields\[0\]: .* wanted one in pinned_host"):
         ops.rdma_read(remote, columns)

@@ -543,7 +543,7 @@ def test_exports_show_in_the_text():
     ("options", "text"),
     [
         ({"selection": "decentralized"}, "selection: got 'decentralized' with exchange='rdma', wanted 'centralized'"),
-        ({"donate": False}, "donate: got another"),
+        ({"donate": False}, "donate: got False with exchange='rdma'"),
         ({"job": 3}, "job: got int, wanted a Job or None"),
         ({"on_loss": "ignore"}, "on_loss: got 'ignore', wanted one of"),
         ({"deadline": 0}, "deadline: got 0, wanted seconds"),
