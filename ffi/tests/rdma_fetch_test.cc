@@ -426,9 +426,10 @@ TEST(Fetch, AGpuGathersTheRowsOfItsShard) {
       }
       std::memcpy(run.mask.data() + row * window.length, kernels.mask.data() + row * window.length, window.length);
     }
-    run.Check([&](int64_t row) { return !here(row) || row % 4 == 0 || row % 4 == 3; });
+    const bool again = on_gpu == reader->self();  // the host tries what lies in its own memory once more
+    run.Check([&](int64_t row) { return !here(row) || row % 4 == 0 || row % 4 == 3 || (row % 4 == 1 && again); });
     EXPECT_GT(torn * stale, 0u);
-    EXPECT_EQ(run.counters.torn, torn);
+    EXPECT_EQ(run.counters.torn, again ? 0 : torn);
     EXPECT_EQ(run.counters.stale, stale);
   }
 }
