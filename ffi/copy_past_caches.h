@@ -4,6 +4,7 @@
 #define GEAR_JAX_FFI_COPY_PAST_CACHES_H_
 
 #include <cstdint>
+#include <cstring>
 
 namespace gear_jax {
 
@@ -17,6 +18,15 @@ inline constexpr int64_t kPastCachesBytes = 16 << 20;
 // As memcpy. Where the processor has such stores, others see them in order only after FencePastCaches on this thread.
 void CopyPastCaches(uint8_t* to, const uint8_t* from, int64_t bytes);
 void FencePastCaches();
+
+// A copy of a call that may go past the caches, where it pays.
+inline void CopyBytes(uint8_t* to, const uint8_t* from, int64_t bytes, bool past_caches) {
+  if (past_caches && bytes >= kLeastPastCaches) {
+    CopyPastCaches(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
 
 }  // namespace gear_jax
 

@@ -127,11 +127,7 @@ void Gather::FillRow(const GatherColumn& column, int64_t row, int64_t begin, int
     const uint8_t* from = SlotBegin(column, row) + seen.step * step_bytes;
     const int64_t bytes = data_end - data_begin;
     from += data_begin - seen.element * step_bytes;
-    if (past_caches_ && bytes >= kLeastPastCaches) {
-      CopyPastCaches(out + data_begin, from, bytes);
-    } else {
-      std::memcpy(out + data_begin, from, bytes);
-    }
+    CopyBytes(out + data_begin, from, bytes, past_caches_);
   }
   if (end > data_end) FillPad(column, out + data_end, end - data_end);
 }

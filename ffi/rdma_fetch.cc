@@ -233,11 +233,7 @@ void Fetch::FillOwnRow(int64_t row) {
       uint8_t* const to = column.out + (row * column.window.length + seen.element) * column.step_bytes;
       const uint8_t* const from = OwnTable(row, k) + (gather.slot[row] * gather.steps + seen.step) * column.step_bytes;
       const int64_t bytes = seen.count * column.step_bytes;
-      if (bytes_ >= kPastCachesBytes && bytes >= kLeastPastCaches) {
-        CopyPastCaches(to, from, bytes);
-      } else {
-        std::memcpy(to, from, bytes);
-      }
+      CopyBytes(to, from, bytes, bytes_ >= kPastCachesBytes);
     }
     FenceBeforeClosing();
     state = JudgeAfter(row, LoadStamp(stamp));

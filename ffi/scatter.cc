@@ -1,7 +1,6 @@
 #include "ffi/scatter.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "ffi/copy_past_caches.h"
 #include "ffi/seqlock.h"
@@ -41,7 +40,7 @@ int64_t Scatter::Prepare(int64_t threads) {
       const uint8_t* from = column.values + (ValueRow(row) * column.value_steps + begin - first) * column.step_bytes;
       for (int64_t at = 0; at < bytes; at += kPieceBytes) {
         const int64_t piece = std::min(kPieceBytes, bytes - at);
-        copies_.push_back({to + at, from + at, piece, past_caches && piece >= kLeastPastCaches});
+        copies_.push_back({to + at, from + at, piece, past_caches});
       }
       total += bytes;
     }
@@ -76,11 +75,7 @@ void Scatter::StampAll(bool open) {
 void Scatter::Run(int64_t task) {
   for (int64_t i = pieces_[task].first; i < pieces_[task].second; ++i) {
     const auto& [to, from, bytes, past_caches] = copies_[i];
-    if (past_caches) {
-      CopyPastCaches(to, from, bytes);
-    } else {
-      std::memcpy(to, from, bytes);
-    }
+    CopyBytes(to, from, bytes, past_caches);
   }
   FencePastCaches();
   // Whoever ends the last task has seen all others end.

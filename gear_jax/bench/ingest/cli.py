@@ -47,7 +47,8 @@ def run(argv: Sequence[str]) -> int:
         args.rounds, args.seconds = 1, 0.5
     given = {"reverb": args.env.partition("=")[2]} if args.env else {}
     python = runner.interpreters(["reverb"], args.envs, given)["reverb"]
-    result: dict[str, Any] = {"machine": report.machine(), "options": vars(args), "rounds": [], "problems": []}
+    options = {name: x for name, x in vars(args).items() if name not in ("json", "markdown")}  # not where it goes
+    result: dict[str, Any] = {"machine": report.machine(), "options": options, "rounds": [], "problems": []}
     missing = runner.missing("reverb", python)
     if missing:
         result["problems"].append(missing)
