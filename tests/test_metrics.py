@@ -19,7 +19,7 @@ import pytest
 import gear_jax as gear
 from gear_jax import metrics
 from gear_jax.metrics import FileWriter, Metrics, PrometheusWriter, TensorBoardWriter, flatten
-from gear_jax.testing._peers import free_ports
+from gear_jax.testing.processes import free_ports
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,8 @@ import numpy as np
 
 from gear_jax.bench import report
 from gear_jax.bench.timing import time_calls
-from gear_jax.testing._peers import Peers, free_ports
+from gear_jax.testing._peers import Peers
+from gear_jax.testing.processes import free_ports
 from gear_jax.transport import missing
 
 _MEBIBYTE = 1 << 20

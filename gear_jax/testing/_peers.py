@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gear_jax.testing.processes import free_ports
 from gear_jax.transport import Job, Session, TransportError
 
 SECONDS = 60.0  # that a command may take; under emulation everything is slow
@@ -26,15 +26,6 @@ SECONDS = 60.0  # that a command may take; under emulation everything is slow
 def pattern(rank: int, region: int, size: int) -> np.ndarray:
     """What a process exposes, uint8[size]."""
     return np.random.default_rng([rank, region]).integers(0, 256, size, dtype=np.uint8)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody used a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def resources() -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import random
 import re
 import socket
 import subprocess
@@ -12,6 +13,22 @@ from collections.abc import Sequence
 from typing import Any
 
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d+")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses and the kernel does not hand out: nobody takes them by chance before they are used."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
+        low, high = map(int, f.read().split())
+    ports: list[int] = []
+    for port in random.SystemRandom().sample([p for p in range(1024, 2**16) if not low <= p <= high], 64 * count):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"free ports: got {len(ports)}, wanted {count}, outside {low} to {high}")
 
 
 class Processes:
@@ -30,7 +47,7 @@ class Processes:
         self, command: Sequence[str], processes: int, devices: int | None = None,
         environment: dict[str, str] | None = None, echo: bool = False,
     ):  # fmt: skip
-        names = {"coordinator": f"127.0.0.1:{_free_port()}", "processes": str(processes)}
+        names = {"coordinator": f"127.0.0.1:{free_ports(1)[0]}", "processes": str(processes)}
         variables = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         if devices is not None:
             flags = _DEVICES.sub("", variables.get("XLA_FLAGS", ""))
@@ -139,9 +156,3 @@ def _filled(word: str, names: dict[str, str]) -> str:
     for name, value in names.items():
         word = word.replace(f"{{{name}}}", value)
     return word
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

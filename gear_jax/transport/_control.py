@@ -5,6 +5,7 @@ made with a key of this one connection, so that nobody on the way can add, chang
 not encrypted. Each receive is bounded in size and in time. Nothing is ever unpickled.
 """
 
+import errno
 import hashlib
 import hmac
 import multiprocessing
@@ -139,7 +140,30 @@ def dial(address: tuple[str, int], secret: bytes, who: str = "peer") -> Channel:
     Raises:
       OSError, EOFError: if it is not there. TransportError: if it does not know the secret.
     """
-    return Channel(socket.create_connection(address, timeout=SECONDS), secret, server=False, who=who)
+    return Channel(_connect(address), secret, server=False, who=who)
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    """A connection to the process that listens at an address, never to itself.
+
+    The kernel may give a socket that connects the very port it connects to, if that is one of those it hands out and
+    nobody listens there yet; the two ends are then one, and the process that the port belongs to cannot listen.
+    """
+    error: OSError | None = None
+    for family, kind, protocol, _, at in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # whatever its port is, one may listen there
+            sock.settimeout(SECONDS)
+            sock.connect(at)
+            if sock.getsockname() == sock.getpeername():
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            return sock
+        except OSError as e:
+            sock.close()
+            error = e
+    assert error is not None
+    raise error
 
 
 def reserve(host: str) -> int:
@@ -245,7 +269,8 @@ def listen(address: tuple[str, int], secret: bytes, session: int, serve: Serve) 
             try:
                 listener = _listeners[address] = _Listener(address, secret)
             except OSError as e:
-                fix = "Choose an address of this machine and a free port, or use `Job.current()`."
+                fix = "Choose an address of this machine and a free port that the kernel does not hand out"
+                fix += " (see net.ipv4.ip_local_port_range), or use `Job.current()`."
                 got = f"{address[0]}:{address[1]} ({e})"
                 raise transport_error("job.addresses", got=got, wanted="one to listen at", fix=fix) from None
         if not hmac.compare_digest(listener.secret, secret) or session in listener.sessions:

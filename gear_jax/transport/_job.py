@@ -20,7 +20,8 @@ class Job:
 
     Attributes:
       rank: the number of this process.
-      addresses: (host, port) at which each process listens for the others; it binds to its own.
+      addresses: (host, port) at which each process listens for the others; it binds to its own. Ports that the kernel
+        hands out (net.ipv4.ip_local_port_range) may be taken when a process starts, and then it cannot.
       secret: what they know and nobody else, 16 bytes or more, e.g. `secrets.token_bytes(32)`. A connection whose other
         end does not know it is refused. Never put it into a command line, which others on the machine can read.
 

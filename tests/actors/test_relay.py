@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -29,6 +28,7 @@ from gear_jax.actors import (
 from gear_jax.actors._errors import core
 from gear_jax.actors._relay import SESSION, Relay
 from gear_jax.specs import ColumnSpec, TableSpec
+from gear_jax.testing.processes import free_ports
 
 pytestmark = pytest.mark.cpu
 SECRET = bytes(range(32))
@@ -65,11 +65,7 @@ def table():
 
 @pytest.fixture
 def addresses():
-    with contextlib.ExitStack() as stack:
-        free = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for s in free:
-            s.bind(("127.0.0.1", 0))
-        return [("127.0.0.1", s.getsockname()[1]) for s in free]
+    return [("127.0.0.1", port) for port in free_ports(3)]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from gear_jax.ops import _reference
 from gear_jax.specs import Window
 from gear_jax.testing import _peers
 from gear_jax.testing.ops import assert_same_bits
+from gear_jax.testing.processes import free_ports
 from gear_jax.transport import Job, Session
 
 # make test-rdma sets GEAR_JAX_RDMA=1: a missing device is then an error, not a skip.
@@ -45,7 +46,7 @@ class Pair:
     """This process, which has shard 0 in JAX's memory, and another, which has shard 1 and no jax."""
 
     def __init__(self):
-        addresses = [("127.0.0.1", port) for port in _peers.free_ports(2)]
+        addresses = [("127.0.0.1", port) for port in free_ports(2)]
         secret = secrets.token_bytes(32)
         job = {
             "rank": 1, "addresses": addresses, "secret": secret.hex(), "transport": "verbs", "sizes": SIZES,

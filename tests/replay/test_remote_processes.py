@@ -4,14 +4,12 @@ For the long forms: `REMOTE_FETCHES=4000 pytest -k stress -s` reads 10^5 rows wh
 `REMOTE_FETCHES=10000` makes 10^4 fetches of one process pass through the same checks of descriptors and memory.
 """
 
-import contextlib
 import importlib.util
 import os
 import pathlib
 import pickle
 import re
 import secrets
-import socket
 import sys
 import time
 
@@ -20,7 +18,7 @@ import numpy as np
 import pytest
 
 from gear_jax import transport
-from gear_jax.testing.processes import Processes
+from gear_jax.testing.processes import Processes, free_ports
 
 WORKER, LIVES = (pathlib.Path(__file__).with_name(name) for name in ("remote_worker.py", "remote_lives.py"))
 pytestmark = pytest.mark.skipif(transport.missing("ucx") != "", reason=f"no transport: {transport.missing('ucx')}")
@@ -47,11 +45,7 @@ class Launch:
         self.ports = None
 
     def __call__(self, task, processes):
-        with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(socket.socket()) for _ in range(processes)]
-            for s in held:
-                s.bind(("127.0.0.1", 0))
-            self.ports = ",".join(str(s.getsockname()[1]) for s in held)
+        self.ports = ",".join(map(str, free_ports(processes)))
         return Processes(self.words(task, "{process}"), processes, DEVICES, self.environment)
 
     def again(self, task, rank):

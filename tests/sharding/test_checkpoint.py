@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ import gear_jax as gear
 from gear_jax import checkpoint
 from gear_jax._checkpoint import _files
 from gear_jax.testing.ops import to_numpy
+from gear_jax.testing.processes import free_ports
 
 pytestmark = pytest.mark.cpu
 ROOT = pathlib.Path(__file__).parents[2]
@@ -216,9 +216,7 @@ def draw(state, count):
 
 def launch(tmp_path, *codes, directory=None):
     """Runs a program on each of two processes of four CPU devices; returns their results and what they said."""
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        port = s.getsockname()[1]
+    (port,) = free_ports(1)
     env = {
         **os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gear_jax.testing._peers import free_ports
+from gear_jax.testing.processes import free_ports
 from gear_jax.transport import MalformedError, TransportError, _blob, _control
 
 SECRET = b"s" * 32
@@ -237,6 +237,26 @@ def test_an_address_in_use_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(TransportError, match=r"job\.addresses"):
             _control.listen(taken.getsockname(), SECRET, 0, lambda channel, hello: None)
+
+
+def test_nobody_connects_to_itself():
+    # Among so many connections to a port that the kernel hands out, one is given that very port (almost always).
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
+        low, high = map(int, f.read().split())
+    for _ in range(2):  # also with what the first time has left behind
+        port = next(p for p in range(low, high, 2) if can_listen(p))
+        for _ in range(2 * (high - low)):
+            with pytest.raises(ConnectionRefusedError):
+                _control.dial(("127.0.0.1", port), SECRET)
+        assert can_listen(port)
+
+
+def can_listen(port):
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_reserved_port_is_kept():

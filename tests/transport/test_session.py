@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gear_jax import transport
-from gear_jax.testing._peers import free_ports
+from gear_jax.testing.processes import free_ports
 from gear_jax.transport import Job, Session, TransportError, _blob, _control, _kinds
 
 SECRET = b"s" * 32
