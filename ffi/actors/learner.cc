@@ -2,6 +2,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "ffi/actors/chain.h"
 #include "ffi/actors/futex.h"
@@ -41,6 +43,16 @@ uint64_t Learner::pending() const {
 bool Learner::AwaitCommit(int64_t deadline) {
   Control& control = ring_->control();
   return AwaitEvent(control.commits, control.learner_waits, deadline, [&] { return pending() > 0; });
+}
+
+bool Learner::AwaitCommits(uint64_t least, int64_t deadline) const {
+  constexpr int64_t kLookNs = 100'000;
+  while (pending() < least) {
+    const int64_t left = deadline - Now();
+    if (left <= 0) return false;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(left, kLookNs)));
+  }
+  return true;
 }
 
 std::vector<Committed> Learner::Collect(uint32_t most) const {

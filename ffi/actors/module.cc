@@ -166,6 +166,7 @@ void AddLearner(nb::module_& m) {
       .def(nb::init<std::shared_ptr<Ring>>())
       .def_prop_ro("pending", &Learner::pending)
       .def("await_commit", &Learner::AwaitCommit, Released())
+      .def("await_commits", &Learner::AwaitCommits, Released())
       .def("collect", [](const Learner& learner, uint32_t most) { return Batch{learner.Collect(most)}; })
       .def("consume", [](Learner& learner, const Batch& batch) { learner.Consume(batch.all); })
       .def("reclaim", &Learner::Reclaim, Released())

@@ -118,6 +118,8 @@ class Learner {
 
   // Whether there is a committed trajectory that is not consumed.
   bool AwaitCommit(int64_t deadline);
+  // Whether there are `least` of them. It looks now and then: being woken at each would cost the actors.
+  bool AwaitCommits(uint64_t least, int64_t deadline) const;
   uint64_t pending() const;
   // The oldest `most` trajectories that are committed and not consumed, in the order of their commits. O(pending).
   // Throws Error "foreign" if the chain is damaged.

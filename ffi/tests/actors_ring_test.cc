@@ -192,6 +192,7 @@ TEST(Ring, KeepsTheOrderOfCommits) {
   Learner learner(f.ring);
   EXPECT_TRUE(learner.Collect(100).empty());
   EXPECT_FALSE(learner.AwaitCommit(Now()));
+  EXPECT_FALSE(learner.AwaitCommits(1, Now() + kSecond / 1000));
   const int64_t a0 = a.Begin(0), b0 = b.Begin(0), a1 = a.Begin(0);
   Trajectory t;
   t.length = 1;
@@ -199,6 +200,8 @@ TEST(Ring, KeepsTheOrderOfCommits) {
   t.length = 2, t.version = -7, t.flags = 1, t.priority = 0.5f, t.checksum = 9;
   EXPECT_EQ(a.Commit(a1, t), 2u);
   EXPECT_EQ(a.Commit(a0, t), 3u);
+  EXPECT_TRUE(learner.AwaitCommits(3, Now()));
+  EXPECT_FALSE(learner.AwaitCommits(4, Now() + kSecond / 1000));
   auto two = learner.Collect(2), all = learner.Collect(100);
   ASSERT_EQ(all.size(), 3u);
   ASSERT_EQ(two.size(), 2u);

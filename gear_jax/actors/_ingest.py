@@ -150,7 +150,7 @@ class Ingest:
 
     def drain(
         self, state: ReplayState, most: int | None = None, timeout: float = 0.0,
-        admit: Callable[[Drained], np.ndarray] | None = None,
+        admit: Callable[[Drained], np.ndarray] | None = None, *, least: int = 1, linger: float = 0.0,
     ) -> tuple[ReplayState, int]:  # fmt: skip
         """Adds what has been committed to the table, by one call of `Replay.add`, and frees its slots.
 
@@ -163,6 +163,10 @@ class Ingest:
           timeout: seconds to wait for the first one; 0 where the limiter lets none in (`await_sample` waits for it).
           admit: called with what is there, before it is added; returns `bool[n]`: the others are dropped (too stale,
             say). It may look at the trajectories in `ring.columns`.
+          least: once there is one, how many to wait for, for at most `linger` seconds. A drain costs the learner some
+            0.1 ms whatever it brings: where actors want the processor too, fewer and larger ones leave them more of it.
+            Half of the ring is a good number; at all of it the actors wait.
+          linger: see `least`.
 
         Returns:
           The next state and n, the trajectories taken out of the ring. `last` says more about them.
@@ -178,6 +182,10 @@ class Ingest:
         if most is not None and most < 1:
             raise value_error("most", got=most, wanted="1 or more", fix="Leave it out.")
         until = _wait.deadline("timeout", timeout)
+        _wait.deadline("linger", linger)
+        if not 1 <= least <= self.ring.actors * self.ring.slots:
+            wanted = f"1 to {self.ring.actors * self.ring.slots}, all slots of the ring"
+            raise value_error("least", got=least, wanted=wanted, fix="Take half of that, or leave it out.")
         self._tend()
         if self.limiter is not None:
             # Once at least: a state that was restored holds what the limiter has not seen come in.
@@ -191,8 +199,13 @@ class Ingest:
         if timeout and not self._learner.pending:
             _wait.in_slices(self._learner.await_commit, until, bool)
             self._tend()
+        most = 2**31 - 1 if most is None else most
+        least = min(least, most)
+        if linger and least > self._learner.pending > 0:
+            until = _wait.deadline("linger", linger)
+            _wait.in_slices(lambda end: self._learner.await_commits(least, end), until, bool)
         with self._taking:
-            return self._take(state, 2**31 - 1 if most is None else most, admit)
+            return self._take(state, most, admit)
 
     def _take(
         self, state: ReplayState, most: int, admit: Callable[[Drained], np.ndarray] | None

@@ -49,7 +49,7 @@ def save(result: Mapping[str, Any], path: str) -> None:
     axes.invert_yaxis()
     axes.grid(axis="both", color="#dddddd", linewidth=0.6)
     axes.set_xlabel(f"time of a call / time of {OURS} (right of the line: slower than {OURS})")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.0 + 1.1 / len(names)), ncols=6, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=7, frameon=False, fontsize=8, columnspacing=1.2, handletextpad=0.4)
     host = result["machine"]
     figure.suptitle(f"{host['processor']}, {host['cores']} cores", fontsize=9)
     figure.savefig(path, dpi=140)

@@ -79,6 +79,47 @@ def test_a_drain_is_one_add(replay, ingest, step, trajectory):
         assert ingest.stats()["drained"] == 7 and ingest.stats()["steps"] == 22
 
 
+def test_a_drain_waits_for_more(replay, ingest, step):
+    state = replay.init()
+    with Writer(ingest.ring) as writer:
+        assert ingest.drain(state, least=3, linger=60)[1] == 0  # there is none: that is for timeout
+        write(writer, step, 1, 1)
+        state, n = ingest.drain(state, least=3)
+        assert n == 1  # without linger, what is there
+        write(writer, step, 2, 1)
+        state, n = ingest.drain(state, least=2, linger=0.01)
+        assert n == 1  # what has come by then
+        write(writer, step, 3, 1)
+        state, n = ingest.drain(state, most=1, least=3, linger=60)
+        assert n == 1  # more would not be taken
+        write(writer, step, 4, 1)
+
+        def later():
+            time.sleep(0.05)
+            write(writer, step, 5, 1)
+            write(writer, step, 6, 1)
+
+        thread = threading.Thread(target=later)
+        thread.start()
+        state, n = ingest.drain(state, timeout=60, least=3, linger=60)
+        thread.join()
+        assert n == 3 and ingest.last.number.tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"least": 0}, ValueError, "least: got 0, wanted 1 to 6, all slots of the ring"),
+        ({"least": 7}, ValueError, "least: got 7, wanted 1 to 6"),
+        ({"linger": -1}, ValueError, "linger: got -1"),
+        ({"linger": "1"}, TypeError, "linger: got '1'"),
+    ],
+)
+def test_what_a_drain_cannot_wait_for(replay, ingest, options, kind, words):
+    with pytest.raises(kind, match=words):
+        ingest.drain(replay.init(), **options)
+
+
 def test_slots_are_free_only_when_the_columns_are_written(replay, ingest, step, monkeypatch):
     """Where programs run when they like, what reads the ring is waited for itself."""
     waited, left, wait, learner = [], [], jax.block_until_ready, ingest._learner

@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         args.rounds, args.seconds = 1, 0.5
     given = {"reverb": args.env.partition("=")[2]} if args.env else {}
     python = runner.interpreters(["reverb"], args.envs, given)["reverb"]
-    options = {name: x for name, x in vars(args).items() if name not in ("json", "markdown")}  # not where it goes
+    options = {name: x for name, x in vars(args).items() if name not in ("json", "markdown", "envs", "env")}  # no paths
     result: dict[str, Any] = {"machine": report.machine(), "options": options, "rounds": [], "problems": []}
     missing = runner.missing("reverb", python)
     if missing:
