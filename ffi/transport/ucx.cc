@@ -69,9 +69,12 @@ std::string UcxTransport::Start(const Options& options) {
   ucp_config_t* config;
   ucs_status_t status = api_->ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return UcxFailed(*api_, "ucp_config_read", status);
-  // Shared memory takes part in error handling only if told to.
-  const std::pair<const char*, const char*> ours[] = {
-      {"TLS", "tcp,posix,sysv,self"}, {"POSIX_ERROR_HANDLING", "y"}, {"SYSV_ERROR_HANDLING", "y"}};
+  // Shared memory takes part in error handling only if told to. Over TCP, UCX would copy long answers into pieces of
+  // 8 KiB first, and make a call of the system for each.
+  const std::pair<const char*, const char*> ours[] = {{"TLS", "tcp,posix,sysv,self"},
+                                                      {"POSIX_ERROR_HANDLING", "y"},
+                                                      {"SYSV_ERROR_HANDLING", "y"},
+                                                      {"ZCOPY_THRESH", "4k"}};
   for (const auto& [name, value] : ours) {
     if (status == UCS_OK && std::getenv((std::string("UCX_") + name).c_str()) == nullptr) {
       status = api_->ucp_config_modify(config, name, value);
