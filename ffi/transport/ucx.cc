@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr uint64_t kNearBytes = 1 << 20;  // of the same host, between two looks at the others
 constexpr int kProgressInPoll = 64;
+constexpr auto kEndSeconds = std::chrono::seconds(5);  // that all endpoints have to end in, when the session does
 
 // Packed addresses and keys differ between versions of UCX.
 uint64_t Kind(const char letters[4], const UcxApi& api) {
@@ -128,6 +130,11 @@ std::unique_ptr<UcxWorker> UcxTransport::MakeReader(std::string* error) {
 UcxTransport::~UcxTransport() {
   mark_.Clear();
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
+  const auto until = std::chrono::steady_clock::now() + kEndSeconds;
+  while (reader_ != nullptr && (reader_->closing() || !ended_workers_.empty()) &&
+         std::chrono::steady_clock::now() < until) {
+    Progress();
+  }
   ended_workers_.clear();
   reader_.reset();
   exposer_.reset();

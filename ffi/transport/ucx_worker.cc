@@ -1,12 +1,10 @@
 #include "ffi/transport/ucx_worker.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace gear_jax::transport {
 namespace {
 
-constexpr auto kEndSeconds = std::chrono::seconds(5);
 constexpr size_t kSlack = 4096;  // zeros behind what UCX unpacks without being told its size
 
 }  // namespace
@@ -41,8 +39,6 @@ std::unique_ptr<UcxWorker> UcxWorker::Make(const UcxApi* api, ucp_context_h cont
 }
 
 UcxWorker::~UcxWorker() {
-  const auto until = std::chrono::steady_clock::now() + kEndSeconds;
-  while (closing() && std::chrono::steady_clock::now() < until) Progress();
   if (worker_ != nullptr) api_->ucp_worker_destroy(worker_);
 }
 

@@ -23,6 +23,7 @@ class UcxWorker {
   // Takes active messages of one kind. Null and an error where UCX refuses.
   static std::unique_ptr<UcxWorker> Make(const UcxApi* api, ucp_context_h context, unsigned message,
                                          ucp_am_recv_callback_t handler, void* arg, std::string* error);
+  // After its endpoints have ended, unless they do not.
   ~UcxWorker();
 
   // Its address, by which others make endpoints to it; "" or the error.

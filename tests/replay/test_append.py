@@ -47,6 +47,20 @@ def test_against_the_model(make, rows, model, pairs, partitions, streams):
             reference.check(replay, state)
 
 
+@pytest.mark.parametrize("number", [2**32, 2**32 + 1, -(2**32), 2**63 - 1, -(2**63)])
+def test_numpy_numbers_beyond_int32_are_unknown(make, number):
+    """jit would cut them to the number of another stream, or slot."""
+    replay = make(Prioritized(), streams=2, windows=None)
+    state, handles = replay.append(replay.init(), np.array([number, 1]), step_of([1, 2], [0, 0]), np.ones(2, bool))
+    assert handles.slot[0] == -1 and handles.slot[1] >= 0
+    assert replay.stats(state)["trajectories"] == 1 and replay.stats(state)["open_streams"] == 0
+    before = to_numpy(state.priority)
+    slot = number + int(handles.slot[1]) if abs(number) < 2**62 else number
+    wrong = gear.Handle(np.array([slot]), np.asarray(handles.generation)[1:])
+    state = replay.update_priorities(state, wrong, np.array([9], np.float32))
+    np.testing.assert_array_equal(to_numpy(state.priority), before)
+
+
 def test_an_open_slot_is_never_drawn(make):
     replay = make(Uniform(), streams=2, windows=None)
     state = replay.init()
