@@ -1,8 +1,9 @@
 """The conditions that the whole suite runs under: eight devices on a CPU, no implicit promotion of dtypes or ranks.
 
-The suite compiles some ten thousand small programs and runs each a few times, so XLA's CPU code is not optimized, comes
-from the emitters that take less time (half of the suite's), and a worker compiles the same program once.
-`XLA_FLAGS="--xla_backend_optimization_level=3 --xla_backend_extra_options="` tests what users run.
+The suite compiles some ten thousand small programs and runs each a few times, so XLA's CPU code is not optimized, and a
+worker compiles the same program once. `XLA_FLAGS=--xla_backend_optimization_level=3` tests optimized code.
+`XLA_FLAGS=--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters` takes a third less time, for a first look:
+XLA then fuses other operations than in users' programs, and moves some float8_e5m2fnuz wrongly.
 
 `JAX_PLATFORMS=cuda` runs it on a GPU: a table then lies in `pinned_host` unless a test says otherwise.
 """
@@ -21,7 +22,6 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
-        "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
         os.environ.get("XLA_FLAGS", ""),
     ]
 ).strip()

@@ -163,15 +163,17 @@ class Ingest:
           timeout: seconds to wait for the first one; 0 where the limiter lets none in (`await_sample` waits for it).
           admit: called with what is there, before it is added; returns `bool[n]`: the others are dropped (too stale,
             say). It may look at the trajectories in `ring.columns`.
-          least: once there is one, how many to wait for, for at most `linger` seconds. A drain costs the learner some
-            0.1 ms whatever it brings: where actors want the processor too, fewer and larger ones leave them more of it.
-            Half of the ring is a good number; at all of it the actors wait.
+          least: once there is one, how many to wait for, for at most `linger` seconds, 1 to R; no more than `most` and
+            the limiter let in. A drain costs the learner some 0.1 ms whatever it brings: where actors want the
+            processor too, fewer and larger ones leave them more of it. Half of the slots of the actors that run is a
+            good number, and a few milliseconds; not where this thread also serves them.
           linger: see `least`.
 
         Returns:
           The next state and n, the trajectories taken out of the ring. `last` says more about them.
 
         Raises:
+          TypeError, ValueError: for a traced state, and for arguments out of their range.
           RingForeignError: if somebody else has written to the ring's memory, or cut it short. RingClosedError: after
             `close`. ValueError: for trajectories that lack a version that `max_staleness` needs. What `Replay.add`
             raises. The ring is then as before, so nothing is lost.
@@ -183,6 +185,8 @@ class Ingest:
             raise value_error("most", got=most, wanted="1 or more", fix="Leave it out.")
         until = _wait.deadline("timeout", timeout)
         _wait.deadline("linger", linger)
+        if isinstance(least, bool) or not isinstance(least, int):
+            raise type_error("least", got=repr(least), wanted="an integer", fix="Pass least=8, or leave it out.")
         if not 1 <= least <= self.ring.actors * self.ring.slots:
             wanted = f"1 to {self.ring.actors * self.ring.slots}, all slots of the ring"
             raise value_error("least", got=least, wanted=wanted, fix="Take half of that, or leave it out.")
@@ -203,9 +207,16 @@ class Ingest:
         least = min(least, most)
         if linger and least > self._learner.pending > 0:
             until = _wait.deadline("linger", linger)
-            _wait.in_slices(lambda end: self._learner.await_commits(least, end), until, bool)
+            _wait.in_slices(lambda end: self._linger(least, end), until, bool)
         with self._taking:
             return self._take(state, most, admit)
+
+    def _linger(self, least: int, until: int) -> bool:
+        """Whether `least` trajectories are there by then."""
+        over = self._learner.await_commits(least, until)
+        self._check_open()
+        self._tend()  # a dead actor's slots are of use to nobody
+        return over
 
     def _take(
         self, state: ReplayState, most: int, admit: Callable[[Drained], np.ndarray] | None

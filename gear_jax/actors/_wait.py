@@ -15,7 +15,7 @@ def deadline(what: str, seconds: Any) -> int:
     Raises:
       TypeError, ValueError: unless it is a finite number, 0 or more.
     """
-    fix = "Pass seconds: timeout=30.0."
+    fix = f"Pass seconds: {what}=30.0."
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise type_error(what, got=repr(seconds), wanted="a number of seconds", fix=fix)
     if not 0 <= seconds < 1e9:

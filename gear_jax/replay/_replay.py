@@ -350,7 +350,7 @@ class Replay(Connected):
         # With exchange="rdma" those of other processes' trajectories wait in this one's outbox until their owner looks.
         if not isinstance(handles, Handle):
             raise type_error("handles", got=type(handles).__name__, wanted="a Handle", fix="Pass Sample.handles.")
-        if isinstance(handles.slot, np.ndarray) and handles.slot.dtype.kind in "iu":
+        if isinstance(handles.slot, np.ndarray | np.generic) and handles.slot.dtype.kind in "iu":
             handles = Handle(_uncut("handles.slot", handles.slot), handles.generation)
         return self._run("update_priorities", _update_priorities, state, handles, priorities)[0]
 

@@ -1,6 +1,7 @@
 """Several processes on one machine, as if each were a host: for tests of what runs over them."""
 
 import collections
+import contextlib
 import os
 import random
 import re
@@ -16,19 +17,26 @@ _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses and the kernel does not hand out: nobody takes them by chance before they are used."""
-    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
-        low, high = map(int, f.read().split())
-    ports: list[int] = []
-    for port in random.SystemRandom().sample([p for p in range(1024, 2**16) if not low <= p <= high], 64 * count):
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise RuntimeError(f"free ports: got {len(ports)}, wanted {count}, outside {low} to {high}")
+    """Ports of this machine that nobody uses: where there are enough, such as the kernel does not hand out, so that no
+    connection takes one before it is used."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
+            low, high = map(int, f.read().split())
+    except OSError:
+        low, high = 1024, 2**16
+    chosen = [p for p in range(1024, 2**16) if not low <= p <= high]
+    random.SystemRandom().shuffle(chosen)
+    with contextlib.ExitStack() as stack:  # held until all are found
+        ports: list[int] = []
+        for port in (*chosen[: 64 * count], *[0] * count):  # 0: any that the kernel likes
+            if len(ports) == count:
+                break
+            try:
+                sock = stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            ports.append(sock.getsockname()[1])
+    return ports
 
 
 class Processes:

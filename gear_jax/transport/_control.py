@@ -151,8 +151,9 @@ def _connect(address: tuple[str, int]) -> socket.socket:
     """
     error: OSError | None = None
     for family, kind, protocol, _, at in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
+        sock = None
         try:
+            sock = socket.socket(family, kind, protocol)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # whatever its port is, one may listen there
             sock.settimeout(SECONDS)
             sock.connect(at)
@@ -160,10 +161,14 @@ def _connect(address: tuple[str, int]) -> socket.socket:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             return sock
         except OSError as e:
-            sock.close()
+            if sock is not None:
+                sock.close()
             error = e
     assert error is not None
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # and not keep the callers' frames with it
 
 
 def reserve(host: str) -> int:

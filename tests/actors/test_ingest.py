@@ -1,5 +1,6 @@
 """What the learner takes out of a ring is what is in the table, once, in order, whatever happens in between."""
 
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import gear_jax as gear
 from gear_jax.actors import (
     Ingest,
+    RateLimiter,
     RingBusyError,
     RingClosedError,
     RingForeignError,
@@ -99,11 +101,52 @@ def test_a_drain_waits_for_more(replay, ingest, step):
             write(writer, step, 5, 1)
             write(writer, step, 6, 1)
 
-        thread = threading.Thread(target=later)
-        thread.start()
-        state, n = ingest.drain(state, timeout=60, least=3, linger=60)
-        thread.join()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            written = pool.submit(later)
+            state, n = ingest.drain(state, timeout=60, least=3, linger=60, admit=lambda found: found.number != 5)
+            written.result()
         assert n == 3 and ingest.last.number.tolist() == [4, 5, 6]
+        assert ingest.last.admitted.tolist() == [True, False, True]
+
+
+def test_a_drain_waits_for_no_more_than_the_limiter_lets_in(replay, shm, step):
+    limiter = RateLimiter(1.0, batch_size=1, capacity=replay.config.table.capacity)
+    with Ingest(replay, actors=1, slots=6, directory=shm, limiter=limiter) as ingest, Writer(ingest.ring) as writer:
+        for code in range(5):
+            write(writer, step, code, 1)
+        let_in = limiter.may_insert()
+        assert 0 < let_in < 5
+        assert ingest.drain(replay.init(), least=6, linger=60)[1] == let_in
+
+
+def test_a_drain_that_waits_for_more_sees_that_the_ring_is_closed(replay, shm, step):
+    with Ingest(replay, actors=2, slots=3, directory=shm) as ingest, Writer(ingest.ring) as writer:
+        write(writer, step, 1, 1)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waits = pool.submit(ingest.drain, replay.init(), least=6, linger=60)
+            time.sleep(0.05)
+            ingest.close()
+            with pytest.raises(RingClosedError):
+                waits.result(timeout=30)
+
+
+def test_a_drain_that_waits_for_more_looks_after_the_ring(replay, shm, step):
+    """Slots of the dead are taken back meanwhile, and memory that goes away is an error."""
+    with Ingest(replay, actors=2, slots=3, directory=shm) as ingest, Writer(ingest.ring) as writer:
+        write(writer, step, 1, 1)
+        tended, tend = [], ingest._tend
+
+        def looks():
+            tended.append(time.monotonic())
+            if len(tended) > 2:
+                os.truncate(ingest.ring.path, 4096)
+            tend()
+
+        ingest._tend = looks
+        ingest._rate._ns = 0
+        with pytest.raises(RingForeignError):
+            ingest.drain(replay.init(), least=6, linger=60)
+        assert tended[-1] - tended[0] < 30
 
 
 @pytest.mark.parametrize(
@@ -111,7 +154,9 @@ def test_a_drain_waits_for_more(replay, ingest, step):
     [
         ({"least": 0}, ValueError, "least: got 0, wanted 1 to 6, all slots of the ring"),
         ({"least": 7}, ValueError, "least: got 7, wanted 1 to 6"),
-        ({"linger": -1}, ValueError, "linger: got -1"),
+        ({"least": "3"}, TypeError, "least: got '3', wanted an integer"),
+        ({"least": 2.5}, TypeError, "least: got 2.5, wanted an integer"),
+        ({"linger": -1}, ValueError, "linger: got -1.*linger=30"),
         ({"linger": "1"}, TypeError, "linger: got '1'"),
     ],
 )

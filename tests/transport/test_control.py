@@ -239,8 +239,34 @@ def test_an_address_in_use_is_an_error():
             _control.listen(taken.getsockname(), SECRET, 0, lambda channel, hello: None)
 
 
+def test_a_connection_to_itself_is_none(monkeypatch):
+    (port,) = free_ports(1)
+
+    class Itself(socket.socket):  # is given the port that it connects to
+        def connect(self, at):
+            self.bind(at)
+            super().connect(at)
+
+    monkeypatch.setattr(_control.socket, "socket", Itself)
+    with pytest.raises(ConnectionRefusedError):
+        _control.dial(("127.0.0.1", port), SECRET)
+    monkeypatch.undo()
+    assert can_listen(port)  # with what that has left behind
+
+
+def test_the_addresses_of_a_name_are_tried_in_turn(monkeypatch, server):
+    found = socket.getaddrinfo(*server.address, type=socket.SOCK_STREAM)
+    unknown = (4096, *found[0][1:])  # as IPv6's to a kernel without it
+    monkeypatch.setattr(_control.socket, "getaddrinfo", lambda *_, **__: [unknown, *found])
+    ends(_control.dial(server.address, SECRET))
+    monkeypatch.setattr(_control.socket, "getaddrinfo", lambda *_, **__: [unknown])
+    with pytest.raises(OSError, match="not supported"):
+        _control.dial(server.address, SECRET)
+
+
 def test_nobody_connects_to_itself():
-    # Among so many connections to a port that the kernel hands out, one is given that very port (almost always).
+    # By the kernel's own doing: of so many connections to a port that it hands out, one is given that very port, almost
+    # always.
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
         low, high = map(int, f.read().split())
     for _ in range(2):  # also with what the first time has left behind
