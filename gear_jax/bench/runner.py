@@ -58,7 +58,7 @@ def missing(engine: str, python: str) -> str | None:
         done = subprocess.run([python, "-c", code], env=_environment(engine), capture_output=True, timeout=120)
     except OSError as error:
         return f"cannot run {python}: {error.strerror}"
-    return f"{module} is not installed for the interpreter of {engine} (see --env, --make-envs)" if done.returncode else None
+    return f"{module} is not installed for {engine}'s interpreter (see --make-envs)" if done.returncode else None
 
 
 def _environment(engine: str) -> dict[str, str]:
