@@ -398,7 +398,7 @@ class Replay(Connected):
 _done = jax.jit(_sample.done)
 
 
-def _uncut(what: str, x: Any) -> jax.Array | np.ndarray:
+def _uncut(what: str, x: Any) -> Any:
     """Integers as int32, clipped; jit would cut NumPy's int64 to other numbers before we see them."""
     return x if isinstance(x, jax.Array) else int32_where_it_is(what, x)
 
