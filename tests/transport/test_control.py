@@ -242,7 +242,9 @@ def test_an_address_in_use_is_an_error():
 def test_a_connection_to_itself_is_none(monkeypatch):
     (port,) = free_ports(1)
 
-    class Itself(socket.socket):  # is given the port that it connects to
+    # As the kernel may do with one of the ports that it hands out: about once in 14,000 connections to a port where
+    # nobody listens.
+    class Itself(socket.socket):
         def connect(self, at):
             self.bind(at)
             super().connect(at)
@@ -262,19 +264,6 @@ def test_the_addresses_of_a_name_are_tried_in_turn(monkeypatch, server):
     monkeypatch.setattr(_control.socket, "getaddrinfo", lambda *_, **__: [unknown])
     with pytest.raises(OSError, match="not supported"):
         _control.dial(server.address, SECRET)
-
-
-def test_nobody_connects_to_itself():
-    # By the kernel's own doing: of so many connections to a port that it hands out, one is given that very port, almost
-    # always.
-    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
-        low, high = map(int, f.read().split())
-    for _ in range(2):  # also with what the first time has left behind
-        port = next(p for p in range(low, high, 2) if can_listen(p))
-        for _ in range(2 * (high - low)):
-            with pytest.raises(ConnectionRefusedError):
-                _control.dial(("127.0.0.1", port), SECRET)
-        assert can_listen(port)
 
 
 def can_listen(port):
