@@ -99,8 +99,8 @@ void UcxTransport::Send(ucp_ep_h endpoint, unsigned id, uint32_t flags, const vo
 }
 
 void UcxTransport::Recycle(Message& message) {
-  if (!message.data.empty() && message.request == 0 && spare_.size() < kSpare)
-    spare_.push_back(std::move(message.data));
+  const bool answer = message.request == 0 && !message.data.empty();
+  if (answer && spare_.size() < kSpare) spare_.push_back(std::move(message.data));
 }
 
 void UcxTransport::Sent(void* request, ucs_status_t status, void* data) {

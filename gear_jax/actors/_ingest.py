@@ -187,8 +187,9 @@ class Ingest:
         _wait.deadline("linger", linger)
         if isinstance(least, bool) or not isinstance(least, int):
             raise type_error("least", got=repr(least), wanted="an integer", fix="Pass least=8, or leave it out.")
-        if not 1 <= least <= self.ring.actors * self.ring.slots:
-            wanted = f"1 to {self.ring.actors * self.ring.slots}, all slots of the ring"
+        slots = self.ring.actors * self.ring.slots
+        if not 1 <= least <= slots:
+            wanted = f"1 to {slots}, all slots of the ring"
             raise value_error("least", got=least, wanted=wanted, fix="Take half of that, or leave it out.")
         self._tend()
         if self.limiter is not None:

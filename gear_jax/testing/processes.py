@@ -18,25 +18,24 @@ _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nobody uses: where there are enough, such as the kernel does not hand out, so that no
-    connection takes one before it is used."""
+    connection takes one before it is used. Raises OSError if there are none."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
             low, high = map(int, f.read().split())
     except OSError:
         low, high = 1024, 2**16
-    chosen = [p for p in range(1024, 2**16) if not low <= p <= high]
-    random.SystemRandom().shuffle(chosen)
-    with contextlib.ExitStack() as stack:  # held until all are found
-        ports: list[int] = []
-        for port in (*chosen[: 64 * count], *[0] * count):  # 0: any that the kernel likes
-            if len(ports) == count:
+    kept = [p for p in range(1024, 2**16) if not low <= p <= high]
+    random.SystemRandom().shuffle(kept)
+    with contextlib.ExitStack() as held:  # until all are found
+        sockets: list[socket.socket] = []
+        for port in kept[: 64 * count]:
+            if len(sockets) == count:
                 break
-            try:
-                sock = stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            ports.append(sock.getsockname()[1])
-    return ports
+            with contextlib.suppress(OSError):  # somebody has it
+                sockets.append(held.enter_context(socket.create_server(("127.0.0.1", port))))
+        while len(sockets) < count:  # any that the kernel likes
+            sockets.append(held.enter_context(socket.create_server(("127.0.0.1", 0))))
+        return [s.getsockname()[1] for s in sockets]
 
 
 class Processes:
