@@ -15,14 +15,13 @@ import gear_jax as gear
 
 
 def killed(job, folder):
-    """Process 2 is killed, and started again; process 0 says how its samples fare, process 1 samples too."""
+    """Process 2 is killed, and started again; the others say how their samples fare, and what they have open."""
     replay = make("uniform", job)
     state = replay.init()
     print("connected", flush=True)
     state, _ = replay.add(state, *marked(1 if job.rank < 2 else 2, job.rank))
     print("added", flush=True)
-    i, held, last = 0, CAPACITY // 3, None
-    opened = None
+    i, held, last, opened = 0, CAPACITY // 3, None, None
     while not (folder / "stop").exists():
         i += 1
         if job.rank == 2:
@@ -49,12 +48,10 @@ def killed(job, folder):
         if now != last:
             print(f"{now} alive={replay.session.alive.tolist()} seconds={seconds:.2f}", flush=True)
             last = now
-        if opened is None and i >= 20:
-            opened = descriptors()
-    counters = replay.counters()
-    print("counters", counters, "descriptors", opened, descriptors(), flush=True)
+        if opened != (opened := descriptors()):
+            print(f"open={opened}", flush=True)
+    print("counters", replay.counters(), flush=True)
     replay.close()
-    print("end", flush=True)
 
 
 def restored(job, folder):
