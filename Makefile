@@ -23,12 +23,13 @@ install = $(bin)/python -m pip install --prefer-binary --disable-pip-version-che
 jax = $(if $(JAX),"jax==$(JAX)")
 installed := $(VENV)/.installed-jax$(JAX)
 
-.PHONY: help demo test lint format types test-cpp test-cpp-threads test-rdma test-cuda test-cuda-sanitized bazel-test bench dist clean
+.PHONY: help demo test setup lint format types test-cpp test-cpp-threads test-rdma test-cuda test-cuda-sanitized bazel-test bench dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo        record a dataset, train a Decision Transformer from it, show how well it plays'
 	@echo 'make test        Python tests (PYTEST_ARGS="-k gather")'
+	@echo 'make setup       the environment of the tests alone'
 	@echo 'make test-cpp    C++ tests under the address and undefined-behaviour sanitizers (needs libgtest-dev)'
 	@echo 'make test-cpp-threads  the same under the thread sanitizer'
 	@echo 'make test-rdma   RDMA tests in small virtual machines with Soft-RoCE (Debian 12, Python 3.11; skips elsewhere)'
@@ -61,7 +62,9 @@ demo: $(installed)-demo
 	  $(install) "jax[cuda$$cuda]$(addprefix ==,$(JAX))"; fi
 	$(bin)/python examples/decision_transformer.py $(DEMO_ARGS)
 
-test: $(installed)-test
+setup: $(installed)-test
+
+test: setup
 	$(bin)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(installed)-test

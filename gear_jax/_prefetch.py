@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from gear_jax import ops
 from gear_jax._errors import message, type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.ops._gather_start import MAX_DEPTH, Queue
 from gear_jax.replay import Handle, PendingSample, Replay, ReplayState, Sample, _sample
 
@@ -68,7 +69,7 @@ def prefetch(replay: Replay, state: ReplayState, key: jax.Array, batch_size: int
             "prefetch: replay", got="one over a mesh", wanted="one on a single device",
             fix="Use replay.sample: in one program XLA overlaps it with what does not depend on it.",
         )  # fmt: skip
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_DEPTH:
+    if not is_integer(size) or not 1 <= size <= MAX_DEPTH:
         raise value_error(
             "size", got=repr(size), wanted=f"an integer in [1, {MAX_DEPTH}]", fix="Pass 1 or 2; more seldom help."
         )

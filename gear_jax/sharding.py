@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gear_jax import external
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.ops import Addresses
 from gear_jax.ops._registry import int32_where_it_is
 from gear_jax.replay import Replay, ReplayState
@@ -37,7 +38,7 @@ def stack(state: ReplayState, n: int) -> ReplayState:
     Raises:
       ValueError: if n does not divide P or N.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if not is_integer(n) or n < 1:
         raise value_error("stack: n", got=repr(n), wanted="an integer from 1 on", fix="Pass the number of devices.")
     if not isinstance(state, ReplayState):
         fix = "Pass what replay.init or another call returned."

@@ -153,7 +153,7 @@ def test_steps(tmp_path):
     assert same(checkpoint.restore(directory, replay), later)
     with pytest.raises(ValueError, match=r"step: got 3, which is in .* already, wanted one not in \[2, 3, 10\]"):
         checkpoint.save(directory, 3, later, replay)
-    checkpoint.save(directory, 11, later, replay, keep=2)
+    checkpoint.save(directory, np.int64(11), later, replay, keep=np.int64(2), ahead=np.int64(1 << 20))
     with pytest.raises(FileNotFoundError, match=r"step: got 3, wanted one of \[10, 11\]"):
         checkpoint.restore(directory, replay, step=3)
 

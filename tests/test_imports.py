@@ -12,7 +12,7 @@ import gear_jax
 ROOT = pathlib.Path(gear_jax.__file__).parent
 LAYERS = {
     "_errors": 0, "_env": 0, "_typing": 0, "_host_memory": 0, "metrics": 1,
-    "specs": 1, "_native": 1, "_cuda": 1,
+    "specs": 1, "_native": 1, "_cuda": 1, "_numbers": 1,
     "ops": 2, "transport": 2, "_random": 2, "_axis": 2,
     "selectors": 3, "windows": 3, "external": 3,
     "replay": 4,

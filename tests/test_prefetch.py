@@ -89,7 +89,7 @@ def test_what_is_added_before_the_first_sample_is_seen():
 
 @pytest.mark.parametrize("replay", [REPLAY, KEPT], ids=["donated", "kept"])
 def test_samples_in_flight_do_not_see_later_rows(replay):
-    with gear.prefetch(replay, filled(replay), KEY, B, size=3) as loader:
+    with gear.prefetch(replay, filled(replay), KEY, np.int64(B), size=np.int64(3)) as loader:
         loader.next()
         for n in range(1, 8):
             loader.add(rows(C, 1000 * n), np.full(C, T, np.int32))

@@ -13,6 +13,7 @@ from gear_jax._checkpoint._items import Field, read_field
 from gear_jax._checkpoint._rows import Base
 from gear_jax._checkpoint._table import FORMAT
 from gear_jax._errors import message, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.replay import Replay
 
 _COMPLETE = "_CHECKPOINT_METADATA"  # what Orbax puts into a step's folder
@@ -25,7 +26,7 @@ def path_of(directory: str | os.PathLike) -> epath.Path:
 
 def step_number(step: Any) -> int:
     """A step's number, or a ValueError."""
-    if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
+    if not is_integer(step) or step < 0:
         raise value_error("step", got=repr(step), wanted="an integer >= 0", fix="Pass the number of the training step.")
     return int(step)
 

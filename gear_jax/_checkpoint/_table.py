@@ -8,6 +8,7 @@ from jax.core import Tracer
 import gear_jax
 from gear_jax._checkpoint import _state
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.replay import Replay, ReplayState
 
 FORMAT = 2
@@ -95,10 +96,10 @@ def check_arguments(state: Any, replay: Any, keep: Any, ahead: Any) -> None:
     if not isinstance(state, ReplayState):
         raise type_error("state", got=type(state).__name__, wanted="a ReplayState", fix="Pass the last state.")
     _check_state(state, replay)
-    if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
+    if keep is not None and (not is_integer(keep) or keep < 1):
         fix = "Leave it out to keep all steps."
         raise value_error("keep", got=repr(keep), wanted="None or a positive integer", fix=fix)
-    if not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0:
+    if not is_integer(ahead) or ahead < 0:
         raise value_error("ahead", got=repr(ahead), wanted="a number of bytes", fix="Leave it out for 1 GiB.")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.actors import _limited, _match, _ring, _serve, _views, _wait
 from gear_jax.actors._errors import RingClosedError, RingForeignError, RingMissingError, core, error, translated
 from gear_jax.actors._limiter import RateLimiter
@@ -181,30 +182,25 @@ class Ingest:
         self._check_open()
         if isinstance(state.ticket, Tracer):
             raise type_error("drain: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
-        if most is not None and most < 1:
-            raise value_error("most", got=most, wanted="1 or more", fix="Leave it out.")
+        if most is not None and (not is_integer(most) or most < 1):
+            raise value_error("most", got=repr(most), wanted="an integer, 1 or more", fix="Leave it out.")
         until = _wait.deadline("timeout", timeout)
         _wait.deadline("linger", linger)
-        if isinstance(least, bool) or not isinstance(least, int):
-            raise type_error("least", got=repr(least), wanted="an integer", fix="Pass least=8, or leave it out.")
-        slots = self.ring.actors * self.ring.slots
-        if not 1 <= least <= slots:
-            wanted = f"1 to {slots}, all slots of the ring"
-            raise value_error("least", got=least, wanted=wanted, fix="Take half of that, or leave it out.")
+        least = _wait.least(least, self.ring.actors * self.ring.slots, "slots")
         self._tend()
         if self.limiter is not None:
             # Once at least: a state that was restored holds what the limiter has not seen come in.
             if self._replay.config.limited or not self._observed:
                 self.limiter.observe(_statistics.trajectories(state))
             self._observed = True
-            most = min(self.limiter.may_insert(), 2**31 - 1 if most is None else most)
+            most = min(self.limiter.may_insert(), 2**31 - 1 if most is None else int(most))
             if not most:
                 self._counts["held_back"] += bool(self._learner.pending)
                 return state, 0
         if timeout and not self._learner.pending:
             _wait.in_slices(self._learner.await_commit, until, bool)
             self._tend()
-        most = 2**31 - 1 if most is None else most
+        most = 2**31 - 1 if most is None else int(most)  # the core takes no NumPy number
         least = min(least, most)
         if linger and least > self._learner.pending > 0:
             until = _wait.deadline("linger", linger)
@@ -292,16 +288,18 @@ class Ingest:
             ring's `ask` and `answer`. It is given NumPy arrays of zeros behind the rows that were asked, so that B is a
             power of two and a jitted policy compiles few times; what it returns for those is dropped.
           timeout: seconds to wait for the first question.
-          least: how many actors to wait for then, for at most `linger` seconds.
+          least: how many actors to wait for then, for at most `linger` seconds; 1 to all that the ring has room for.
           linger: see `least`.
 
         Returns:
           The rows answered; 0 if nobody asked within `timeout`. Questions whose deadline has passed are left out.
 
         Raises:
-          ValueError, TypeError: if the answer does not fit; the actors then wait on. What `policy` raises.
+          TypeError, ValueError: for arguments out of their range, and if the answer does not fit; the actors then wait
+            on. What `policy` raises.
         """
         self._check_open()
+        least = _wait.least(least, self.ring.actors, "actors")
         self._tend()
         rows, actors = _serve.serve(self.ring, self._learner, policy, timeout, least, linger)
         self._counts["questions"] += actors

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gear_jax._errors import message, type_error, value_error
+from gear_jax._numbers import is_integer, is_number
 from gear_jax.actors import _wait
 from gear_jax.actors._rates import check_count, known, make_rates, shown
 
@@ -212,8 +213,7 @@ class RateLimiter:
                 raise value_error("state", got=f"keys {sorted(state)}", wanted=f"{sorted(names)}", fix=fix)
             for name, x in state.items():
                 whole = name not in self._seconds
-                kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-                if isinstance(x, bool) or not isinstance(x, kinds) or not 0 <= x < 2**63:
+                if not (is_integer if whole else is_number)(x) or not 0 <= x < 2**63:
                     wanted = f"{'an integer' if whole else 'a number'}, 0 or more"
                     raise value_error(f"state[{name!r}]", got=repr(x), wanted=wanted, fix=fix)
             self._inserted, self._sampled, self._size, self._drawn, self._version = (int(state[x]) for x in _COUNTED)

@@ -8,9 +8,8 @@ import math
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer, is_number
 
 _MOST_DENOMINATOR = 1_000_000
 
@@ -149,7 +148,7 @@ def _fraction(what: str, number: Any) -> Fraction | None:
     if number is None:
         return None
     fix = "Pass a number, such as 4.0."
-    if isinstance(number, bool) or not isinstance(number, (int, float, Fraction, np.number)):
+    if not is_number(number) and not isinstance(number, Fraction):
         raise type_error(what, got=repr(number), wanted="a number", fix=fix)
     if not (number > 0 and math.isfinite(number)):
         raise value_error(what, got=number, wanted="more than 0, and finite", fix=fix)
@@ -161,7 +160,7 @@ def _fraction(what: str, number: Any) -> Fraction | None:
 
 
 def check_count(what: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if not is_integer(value):
         raise type_error(what, got=repr(value), wanted="an integer", fix="Pass a Python int.")
     if value < least:
         raise value_error(what, got=value, wanted=f"at least {least}", fix="Pass a larger number.")

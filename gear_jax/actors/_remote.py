@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gear_jax._errors import value_error
+from gear_jax._numbers import is_integer
 from gear_jax.actors import _manifest
 from gear_jax.actors._errors import RingError, RingForeignError, core, error, translated
 from gear_jax.actors._relay import SESSION, acknowledgements
@@ -54,7 +55,7 @@ class RemoteActors:
         self, ring: Ring | str, job: Job, lanes: int = 4, transport: str | None = None, *, deadline: float = 2.0,
         start_timeout: float = 60.0, **options: Any,
     ):  # fmt: skip
-        if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
+        if not is_integer(lanes) or lanes < 1:
             raise value_error("lanes", got=repr(lanes), wanted="an integer, 1 or more", fix="Leave it out.")
         self.ring = open_ring(ring) if isinstance(ring, str) else ring
         self._actors: list[Any] = []

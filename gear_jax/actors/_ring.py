@@ -15,6 +15,7 @@ import numpy as np
 
 from gear_jax import _host_memory
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.actors import _columns
 from gear_jax.actors._errors import RingForeignError, RingSpaceError, core, error, translated
 from gear_jax.specs import ColumnSpec, TableSpec
@@ -63,7 +64,7 @@ def create(
 ) -> "Ring":  # fmt: skip
     """`make_ring` for columns by their paths."""
     for what, number in (("actors", actors), ("slots", slots), ("rows", rows)):
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        if not is_integer(number) or number < 1:
             raise value_error(what, got=repr(number), wanted="an integer, 1 or more", fix="Write actors=8, slots=4.")
     if (ask is None) != (answer is None):
         fix = "Give both, or neither."

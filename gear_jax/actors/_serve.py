@@ -23,6 +23,7 @@ def serve(
         fix = "Make the ring with ask= and answer=."
         raise value_error("serve", got="a ring without ask", wanted="one that answers", fix=fix)
     until = _wait.deadline("timeout", timeout)
+    _wait.deadline("linger", linger)
     if not _wait.in_slices(lambda end: learner.await_questions(1, end), until, bool):
         return 0, 0
     if least > 1 and linger > 0:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gear_jax._errors import message, type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.external import _cupy, _registration
 from gear_jax.external._arrays import alignment
 from gear_jax.external._page_lock import PageLock
@@ -55,7 +56,7 @@ def from_buffer(buffer: Any, shape: Sequence[int], dtype: Any, *, offset: int = 
     shape, dtype = _shape(shape), _dtype(dtype)
     whole, read_only = _bytes(buffer)
     nbytes = math.prod(shape) * dtype.itemsize
-    if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)) or offset < 0:
+    if not is_integer(offset) or offset < 0:
         raise value_error("from_buffer: offset", got=repr(offset), wanted="an integer >= 0", fix="Leave it out.")
     if offset + nbytes > whole.nbytes:
         raise value_error(

@@ -13,6 +13,7 @@ from jax.custom_batching import custom_vmap
 
 from gear_jax import _native
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.ops import _gather, _registry
 from gear_jax.ops._addresses import Addresses
 from gear_jax.ops._gather import Plan
@@ -97,7 +98,7 @@ def gather_start(
     Transformations: jit, scan, cond, shard_map and pmap as usual; under vmap a ValueError. Not differentiable.
     """
     check_depth(depth)
-    if isinstance(queue, bool) or not isinstance(queue, (int, np.integer)) or not 0 <= queue < _FIRST_NEW_QUEUE:
+    if not is_integer(queue) or not 0 <= queue < _FIRST_NEW_QUEUE:
         raise value_error(
             "queue", got=repr(queue), wanted=f"an integer in [0, {_FIRST_NEW_QUEUE})", fix="Leave it out."
         )
@@ -180,7 +181,7 @@ def check_depth(depth: Any) -> int:
     Raises:
       ValueError: if it is anything else.
     """
-    if isinstance(depth, bool) or not isinstance(depth, (int, np.integer)) or not 1 <= depth <= MAX_DEPTH:
+    if not is_integer(depth) or not 1 <= depth <= MAX_DEPTH:
         raise value_error(
             "depth", got=repr(depth), wanted=f"an integer in [1, {MAX_DEPTH}]",
             fix="Pass the number of gathers that are in flight at once.",

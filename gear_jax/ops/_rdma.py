@@ -15,6 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from gear_jax import _env, _native
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.ops import _gather, _place, _registry
 from gear_jax.ops._addresses import Addresses
 from gear_jax.ops._gather import Plan
@@ -261,7 +262,7 @@ def _check_memory(what: str, arrays: dict[str, Any]) -> None:
 
 
 def _check_tries(tries: Any) -> int:
-    if isinstance(tries, bool) or not isinstance(tries, (int, np.integer)) or not 1 <= tries <= 1 << 20:
+    if not is_integer(tries) or not 1 <= tries <= 1 << 20:
         raise value_error("tries", got=repr(tries), wanted="an integer in [1, 2**20]", fix="Leave it out.")
     return int(tries)
 

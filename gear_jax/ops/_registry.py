@@ -10,6 +10,7 @@ import numpy as np
 
 from gear_jax import _cuda, _native
 from gear_jax._errors import message, type_error, value_error
+from gear_jax._numbers import is_integer
 
 
 @functools.cache
@@ -93,7 +94,7 @@ def check_blocks(blocks: Any) -> int | None:
     Raises:
       ValueError: if it is anything else.
     """
-    if blocks is not None and (not isinstance(blocks, (int, np.integer)) or not 1 <= blocks <= 65535):
+    if blocks is not None and (not is_integer(blocks) or not 1 <= blocks <= 65535):
         raise value_error("blocks", got=repr(blocks), wanted="None or an integer in [1, 65535]", fix="Leave it out.")
     return None if blocks is None else int(blocks)
 

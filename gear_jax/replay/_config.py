@@ -11,6 +11,7 @@ import numpy as np
 from gear_jax import _axis
 from gear_jax._axis import Axis
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.ops import Remote
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.ops._place import check_memory
@@ -275,7 +276,7 @@ def _instance(what, value, kind, wanted, fix):
 
 
 def _count(what, value, low) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if not is_integer(value):
         raise type_error(what, got=repr(value), wanted="an integer", fix="Pass a Python int.")
     if value < low:
         raise value_error(what, got=value, wanted=f"at least {low}", fix="Pass a larger number.")

@@ -10,6 +10,7 @@ from flax import struct
 from gear_jax import _axis, ops
 from gear_jax._env import checks
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_integer
 from gear_jax.ops._gather_start import check_depth, start_in_queue
 from gear_jax.replay import _exchange, _exposed, _limits, _remote
 from gear_jax.replay._config import Config, check_divides
@@ -219,7 +220,7 @@ def check_key(key: Any) -> jax.Array:
 def check_batch(batch_size: Any) -> int:
     """A batch size: static, and at least 1."""
     fix = "Pass a Python int; under jit mark it static (static_argnames)."
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+    if not is_integer(batch_size):
         raise type_error("batch_size", got=type(batch_size).__name__, wanted="a static integer", fix=fix)
     if not 1 <= batch_size <= 2**31 - 1:
         raise value_error("batch_size", got=batch_size, wanted="a number in [1, 2**31)", fix=fix)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from gear_jax._errors import value_error
+from gear_jax._numbers import is_integer
 from gear_jax.transport._errors import transport_error
 from gear_jax.transport._exposer import Kind
 
@@ -41,11 +42,13 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
         if name not in OPTIONS:
             wanted = f"one of {sorted(OPTIONS)}"
             raise value_error(f"option {name!r}", got=repr(value), wanted=wanted, fix="Leave it out.")
-        whole = isinstance(value, OPTIONS[name]) and not isinstance(value, bool)
-        if not whole or (isinstance(value, int) and not (-1 if name == "gid_index" else 0) <= value < 2**31):
+        good = isinstance(value, str)
+        if OPTIONS[name] is int:
+            good = is_integer(value) and (-1 if name == "gid_index" else 0) <= value < 2**31
+        if not good:
             wanted = "a string" if OPTIONS[name] is str else "a whole number >= 0"
             raise value_error(f"option {name!r}", got=repr(value), wanted=wanted, fix="Leave it out for the default.")
-    return dict(options)
+    return {name: int(value) if OPTIONS[name] is int else value for name, value in options.items()}
 
 
 def choose(

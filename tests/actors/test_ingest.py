@@ -92,7 +92,7 @@ def test_a_drain_waits_for_more(replay, ingest, step):
         state, n = ingest.drain(state, least=2, linger=0.01)
         assert n == 1  # what has come by then
         write(writer, step, 3, 1)
-        state, n = ingest.drain(state, most=1, least=3, linger=60)
+        state, n = ingest.drain(state, most=np.int64(1), least=np.int64(3), linger=60)
         assert n == 1  # more would not be taken
         write(writer, step, 4, 1)
 
@@ -152,10 +152,12 @@ def test_a_drain_that_waits_for_more_looks_after_the_ring(replay, shm, step):
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"least": 0}, ValueError, "least: got 0, wanted 1 to 6, all slots of the ring"),
+        ({"least": 0}, ValueError, "least: got 0, wanted 1 to 6, the slots of the ring"),
         ({"least": 7}, ValueError, "least: got 7, wanted 1 to 6"),
         ({"least": "3"}, TypeError, "least: got '3', wanted an integer"),
         ({"least": 2.5}, TypeError, "least: got 2.5, wanted an integer"),
+        ({"most": 0}, ValueError, "most: got 0, wanted an integer, 1 or more"),
+        ({"most": 2.5}, ValueError, "most: got 2.5, wanted an integer, 1 or more"),
         ({"linger": -1}, ValueError, "linger: got -1.*linger=30"),
         ({"linger": "1"}, TypeError, "linger: got '1'"),
     ],

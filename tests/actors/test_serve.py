@@ -53,6 +53,20 @@ def test_round_trips(ingest, rows):
     assert ingest.serve(policy) == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"least": 0}, ValueError, r"least: got 0, wanted 1 to \d+, the actors of the ring"),
+        ({"least": 99}, ValueError, "least: got 99, wanted 1 to"),
+        ({"least": True}, TypeError, "least: got True, wanted an integer"),
+        ({"linger": -1}, ValueError, "linger: got -1.*linger=30"),
+    ],
+)
+def test_what_it_cannot_wait_for(ingest, options, kind, words):
+    with pytest.raises(kind, match=words):
+        ingest.serve(lambda o: o, **options)
+
+
 def test_both_sides_have_deadlines(ingest):
     start = time.monotonic()
     assert ingest.serve(lambda o: o, timeout=0.2) == 0

@@ -154,7 +154,7 @@ def test_what_is_no_number(ring, step, options):
 
 
 def test_back_pressure(ring, step):
-    with Writer(ring, timeout=0.1) as writer:
+    with Writer(ring, timeout=np.float32(0.1)) as writer:
         for _ in range(3):
             writer.append(step(0))
             writer.commit()

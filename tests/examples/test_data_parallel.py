@@ -73,7 +73,6 @@ def curve():
     [
         ("pjit_train", "--devices 8 --model 2"),
         ("pjit_train", "--devices 4 --model 4 --memory pinned_host"),
-        ("pmap_train", "--devices 1"),
         ("pmap_train", "--devices 4"),
         ("pmap_train", "--devices 8 --memory pinned_host"),
     ],
@@ -91,7 +90,7 @@ def test_the_loops_learn_the_same(example, curve, capsys, name, arguments):
 
 
 @pytest.mark.devices(4)
-@pytest.mark.parametrize("name", ["pjit_train", "pmap_train"])
+@pytest.mark.parametrize(("name", "memory"), [("pjit_train", "device"), ("pmap_train", "pinned_host")])
 def test_the_loops_leave_the_table_where_it_is(example, name, memory):
     loop, system = example("_loop"), example("_world").System()
     parser = loop.make_parser(None)

@@ -52,15 +52,11 @@ def command(tmp_path):
     return run
 
 
-def test_the_command(command):
-    done = command("--preset", "cpu")
-    assert "compute in float32" in done.stdout and "8 windows of 16 steps" in done.stdout
-    assert "fixed batch" not in done.stdout + done.stderr
-
-
 @pytest.mark.devices(4)
 def test_the_command_on_several_devices(command):
     done = command("--preset", "cpu", "--devices", "4", "--memory", "pinned_host")
+    assert "compute in float32" in done.stdout and "8 windows of 16 steps" in done.stdout
+    assert "fixed batch" not in done.stdout + done.stderr
     assert re.search(r"table +[\d.]+ kB in pinned_host memory, over 4 devices\n", done.stdout)
 
 

@@ -183,7 +183,13 @@ def test_the_memory_stays_through_a_training_loop(memory):
     np.testing.assert_array_equal(to_numpy(state.columns)["a"][0, :18], 1)
 
 
-@pytest.mark.parametrize("program", ["SAS", "ASAS", "SASA", "SUAS", "ASUAS", "ASASAS", "USAUS", "SUSAUSA"])
+ORDERS = ["SAS", "ASAS", "SASA", "SUAS", "ASUAS", "ASASAS", "USAUS", "SUSAUSA"]
+
+
+@pytest.mark.parametrize(
+    ("program", "memory"),
+    [*[(order, "device") for order in ORDERS], ("ASAS", "pinned_host"), ("SUSAUSA", "pinned_host")],
+)
 def test_a_branch_of_cond_is_in_place_in_any_order(program, memory):
     """S samples, A adds, U updates. With ops alone such a branch needs `ops.seal`."""
     table = gear.TableSpec({"x": gear.ColumnSpec((3,), jnp.float32)}, trajectory_length=5, capacity=64)

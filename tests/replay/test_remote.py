@@ -235,8 +235,8 @@ def processes():
         p.close()
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_several_draw_as_one_that_holds_all(processes, n):
+def test_several_draw_as_one_that_holds_all(processes):
+    n = 3
     group = processes(n, selectors.Prioritized())
     one = gear.make_replay(TABLE, selectors.Prioritized(), WINDOWS, partitions=12)
     state = one.init()
@@ -406,8 +406,9 @@ def test_an_outbox_keeps_the_last_entries_and_counts_the_rest(processes, monkeyp
     assert group.replays[1].stats(group.states[1])["missed_updates"] == 4 + 12
 
 
-@pytest.mark.parametrize("sent", [2**31 - 3, 2**31 + 7, 2**32 - 4], ids=str)
-@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "seen"), [(2**31 - 3, True), (2**31 + 7, True), (2**32 - 4, True), (2**32 - 4, False)], ids=str
+)
 def test_the_numbers_of_entries_wrap_round(processes, sent, seen):
     group = processes(2)
     handles = group.call(1, "add", rows(1)[0], np.full(EACH, STEPS, np.int32))

@@ -78,9 +78,9 @@ def ended(started):
     assert set(codes) == {0}, started.report()
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_draw_as_one_that_holds_the_whole_table(launch, worker, processes):
+def test_processes_draw_as_one_that_holds_the_whole_table(launch, worker):
     """Slots, probabilities, weights, anchors, data, bit for bit, of updates that went through outboxes too."""
+    processes = 3
     with launch("calls", processes) as started:
         wanted = worker.alone(processes)
         ended(started)

@@ -188,7 +188,7 @@ def test_typed_and_legacy_keys_draw_alike(make, filled, same):
     assert s.valid.all()
 
 
-@pytest.mark.parametrize("selector", [Prioritized(), Permutation()])
+@pytest.mark.parametrize(("selector", "memory"), [(Prioritized(), "device"), (Permutation(), "pinned_host")])
 def test_x64(rows, selector, pairs, memory):
     wanted = None
     for x64 in (False, True):

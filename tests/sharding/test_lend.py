@@ -12,9 +12,18 @@ def pointers(columns):
     return [shard.data.unsafe_buffer_pointer() for x in jax.tree.leaves(columns) for shard in x.addressable_shards]
 
 
-@pytest.mark.parametrize("selection", ["centralized", "decentralized"])
-@pytest.mark.parametrize("selector", [selectors.Prioritized(), selectors.Permutation()], ids=str)
-@pytest.mark.parametrize("shape", [(8,), (4, 2), (1,)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "selector", "selection"),
+    [
+        ((8,), selectors.Prioritized(), "centralized"),
+        ((8,), selectors.Permutation(), "decentralized"),
+        ((4, 2), selectors.Permutation(), "centralized"),
+        ((4, 2), selectors.Prioritized(), "decentralized"),
+        ((1,), selectors.Prioritized(), "centralized"),
+        ((1,), selectors.Permutation(), "decentralized"),
+    ],
+    ids=str,
+)
 def test_the_way_there_and_back(case, same, shape, selector, selection):
     """As with the replay's own functions, in place, and compiled once; streams, and any mesh, go along."""
     n, names = int(np.prod(shape)), ("a", "b")[: len(shape)]

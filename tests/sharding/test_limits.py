@@ -46,8 +46,17 @@ STRATIFIED = Prioritized(times=1, stratified=True)
 SELECTORS = [Queue(1), Queue(3), Stack(2), Uniform(times=1), Prioritized(times=2), STRATIFIED]
 
 
-@pytest.mark.parametrize("exchange", ["peer", "collective", "rdma"])
-@pytest.mark.parametrize(("selector", "n"), [*[(s, 8) for s in SELECTORS], (SELECTORS[4], 2), (SELECTORS[1], 4)])
+# Each selector, number of devices and exchange, and those two and two that meet in the code.
+@pytest.mark.parametrize(
+    ("selector", "n", "exchange"),
+    [
+        *[(selector, 8, "peer") for selector in SELECTORS],
+        *[(Queue(1), n, exchange) for n, exchange in ((2, "rdma"), (4, "collective"), (8, "rdma"))],
+        *[(Prioritized(times=2), n, exchange) for n, exchange in ((2, "collective"), (4, "peer"), (8, "rdma"))],
+        (Uniform(times=1), 8, "collective"),
+    ],
+    ids=str,
+)
 def test_any_number_of_devices(case, same, wanted, selector, n, exchange):
     replay = case.make(case.mesh(n), selector=selector, exchange=exchange, **OPTIONS)
     got, state = play(case, replay)
@@ -82,7 +91,7 @@ def test_stacked_for_pmap_and_back(case, same, n):
     replay = case.make(selector=Prioritized(times=2), **OPTIONS)
     own = replay.per_device("i")
     _, state = play(case, replay)
-    stacked = gear.sharding.stack(state, n)
+    stacked = gear.sharding.stack(state, np.int64(n))
     run = jax.pmap(lambda s, k: own.sample(own.expire(s, 3), k, BATCH), axis_name="i", in_axes=(0, None))
     after, sample = run(stacked, jax.random.key(9))
     state, wanted = replay.sample(replay.expire(state, 3), jax.random.key(9), BATCH)

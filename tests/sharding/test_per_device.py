@@ -19,8 +19,7 @@ def join(tree):
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), to_numpy(tree))
 
 
-@pytest.mark.parametrize("n", [2, 8])
-@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+@pytest.mark.parametrize(("selector", "n"), [*[(s, 8) for s in SELECTORS], (selectors.Prioritized(), 2)], ids=str)
 def test_pmap(case, same, selector, n):
     case.mesh(n)
     wanted, last, stats = case.on_one_device(selector)

@@ -1,5 +1,6 @@
 """How a job comes to use one transport."""
 
+import numpy as np
 import pytest
 
 from gear_jax.transport import KINDS, TransportError, _kinds, missing
@@ -63,9 +64,9 @@ def test_options_are_checked(options, match):
 
 
 def test_options_pass():
-    assert _kinds.check_options({"gid_index": -1, "device": "mlx5_0", "chunk": 0}) == {
-        "gid_index": -1, "device": "mlx5_0", "chunk": 0
-    }  # fmt: skip
+    got = _kinds.check_options({"gid_index": -1, "device": "mlx5_0", "chunk": np.int64(0)})
+    assert got == {"gid_index": -1, "device": "mlx5_0", "chunk": 0}
+    assert type(got["chunk"]) is int  # the core takes no NumPy number
 
 
 def test_an_unknown_transport_is_an_error():
