@@ -4,6 +4,7 @@ For the long forms: `REMOTE_FETCHES=4000 pytest -k stress -s` reads 10^5 rows wh
 `REMOTE_FETCHES=10000` makes 10^4 fetches of one process pass through the same checks of descriptors and memory.
 """
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -64,13 +65,25 @@ def lives(launch):
 
 @pytest.fixture
 def launch(tmp_path):
-    segments = lambda: {x for x in os.listdir("/dev/shm") if x.startswith("ucx")}  # noqa: E731
-    before = segments()
+    before = _segments()
     yield Launch(tmp_path)
-    until = time.monotonic() + 30  # others on this machine may have some for a while
-    while left := segments() - before:
+    until = time.monotonic() + 30
+    while left := _segments() - before - _mapped():  # those of others on this machine are mapped
         assert time.monotonic() < until, f"shared memory is left behind: {left}"
         time.sleep(0.1)
+
+
+def _segments():
+    return {x for x in os.listdir("/dev/shm") if x.startswith("ucx")}
+
+
+def _mapped():
+    """The names of files in /dev/shm that a process has mapped."""
+    names = set()
+    for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            names.update(re.findall(r" /dev/shm/(\S+)", maps.read_text()))
+    return names
 
 
 def ended(started):
