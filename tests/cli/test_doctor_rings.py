@@ -1,24 +1,9 @@
 """`doctor` and the rings in shared memory."""
 
-import tempfile
-
-import pytest
-
 import gear_jax as gear
 from gear_jax import cli
 from gear_jax.actors import make_ring
 from gear_jax.cli import _doctor_rings
-
-
-@pytest.fixture
-def shm(monkeypatch):
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gear_jax_test.") as directory:
-        from gear_jax.actors import _clean
-
-        rings, clean = _clean.rings, _clean.clean
-        monkeypatch.setattr(_doctor_rings._clean, "rings", lambda *_: rings(directory))
-        monkeypatch.setattr(_doctor_rings._clean, "clean", lambda: clean(directory))
-        yield directory
 
 
 def test_rings_of_the_dead_are_listed_and_removed(shm, capsys):

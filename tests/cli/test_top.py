@@ -49,18 +49,15 @@ def test_a_learner_once(learner, capsys):
     assert "train.py" in capsys.readouterr().out
 
 
-def test_a_ring_once(capsys):
+def test_a_ring_once(shm, capsys):
     table = gear.TableSpec({"a": gear.ColumnSpec((), jnp.int32)}, 2, 4)
-    ring = gear.actors.make_ring(table, 2, 3, name=f"top-{os.getpid()}")
-    try:
-        with gear.actors.Writer(ring, 1) as writer:
-            writer.append({"a": 1})
-            writer.commit()
-            assert cli.main(["top", "--once"]) == 0
-    finally:
-        ring.unlink()
+    ring = gear.actors.make_ring(table, 2, 3, name="top", directory=shm)
+    with gear.actors.Writer(ring, 1) as writer:
+        writer.append({"a": 1})
+        writer.commit()
+        assert cli.main(["top", "--once"]) == 0
     text = capsys.readouterr().out
-    assert f"ring top-{os.getpid()}: 1 trajectories committed, 1 waiting, learner free" in text
+    assert "ring top: 1 trajectories committed, 1 waiting, learner free" in text
     assert re.search(rf"^  1 +running +{os.getpid()} +1 +1 +0\.0$", text, re.M)
 
 
