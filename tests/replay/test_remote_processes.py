@@ -128,7 +128,7 @@ def test_a_killed_process_hurts_no_other_and_comes_back(lives):
         started.wait_for("open=", 30, among=[0, 1])
         before = _opened(started)
         started.kill(2)
-        started.wait_for("without alive=[True, True, False]", 30, among=[0, 1])
+        started.wait_for("without [2] alive=[True, True, False]", 30, among=[0, 1])
         with lives.again("killed", 2) as second:
             second.wait_for("added", SECONDS)
             _until(started, lambda: all(started.output(i).count("all alive=[True, True, True]") >= 2 for i in (0, 1)))
