@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gear_jax._errors import type_error, value_error
+from gear_jax._numbers import is_number
 
 __all__ = ["FileWriter", "Metrics", "PrometheusWriter", "TensorBoardWriter", "flatten", "published"]
 
@@ -60,6 +61,13 @@ def flatten(tree: Any, name: str = "") -> dict[str, int | float]:
     for key, value in pairs:
         found |= flatten(value, f"{name}/{key}" if name else key)
     return found
+
+
+def _step(x: Any) -> Any:
+    number = _number(x)
+    if number is None:
+        raise type_error("step", got=repr(x), wanted="a number", fix="Count the train steps: write(step, ...).")
+    return number
 
 
 def _number(x: Any) -> int | float | None:
@@ -122,12 +130,20 @@ class Metrics:
     def write(self, step: int, **sources: Any) -> dict[str, int | float]:
         """Tells all writers of what the sources count: `write(step, replay=replay.stats(state), loss=0.5)`.
 
+        Args:
+          step: the train step, a number.
+          sources: dicts of numbers, or numbers.
+
         Returns:
           The flat dict.
+
+        Raises:
+          TypeError: for a step that is no number.
         """
+        told = _step(step)
         numbers = flatten(sources)
         for writer in self._writers:
-            writer.write(step, numbers)
+            writer.write(told, numbers)
         return numbers
 
     def close(self) -> None:
@@ -223,6 +239,9 @@ class FileWriter:
     Args:
       path: None: one that `top` finds by itself, in the directory for temporary files.
       name: what `top` calls the process; None: the script's.
+
+    Raises:
+      ValueError: if there is something else at the path: it would be replaced, and removed at the end.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, name: str | None = None):
@@ -230,6 +249,8 @@ class FileWriter:
             _clear()
             path = pathlib.Path(tempfile.gettempdir()) / f"{_FILES}{os.getuid()}.{os.getpid()}.{time.monotonic_ns()}"
         self.path = pathlib.Path(path)
+        if self.path.exists():
+            _read(self.path)
         self._name = name or pathlib.PurePath(sys.argv[0]).name or "python"
         self._last: tuple[float, dict[str, int | float]] | None = None
         self._leave = weakref.finalize(self, _remove, self.path, os.getpid())
@@ -237,7 +258,7 @@ class FileWriter:
     def write(self, step: int, numbers: Mapping[str, int | float]) -> None:
         """Puts a new file in the place of the last one, at once and whole."""
         now, rates = time.monotonic(), {}
-        numbers = {"step": step, **numbers}
+        numbers = {"step": _step(step), **flatten(numbers)}
         if self._last is not None and now > self._last[0]:
             before = self._last[1]
             for name in (n for n in numbers if n in before and (rising(n) or n == "step")):
@@ -279,15 +300,28 @@ def published(paths: Sequence[str | os.PathLike[str]] = ()) -> list[dict[str, An
     said = []
     for path in found:
         try:
-            words = json.loads(path.read_text())
-            alive = pathlib.Path(f"/proc/{int(words['pid'])}").exists()
-            if paths or alive:
-                said.append({**words, "alive": alive})
-        except (OSError, ValueError, KeyError, TypeError) as e:
+            words = _read(path)
+        except ValueError:
             if paths:
-                fix = "Name one that gear_jax.metrics.FileWriter(path) writes."
-                raise value_error("file", got=f"{path}: {e}", wanted="a file of counters", fix=fix) from e
+                raise
+            continue
+        alive = pathlib.Path(f"/proc/{words['pid']}").exists()
+        if paths or alive:
+            said.append({**words, "alive": alive})
     return said
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    """What a `FileWriter` has written. Raises a ValueError for another file."""
+    try:
+        words = json.loads(path.read_text())
+        numbers = [words["time"], words["pid"], *words["numbers"].values(), *words["rates"].values()]
+        if not all(map(is_number, numbers)) or not isinstance(words["name"], str):
+            raise ValueError("not numbers by name")
+        return words
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        fix = "Name one that gear_jax.metrics.FileWriter(path) writes, or a new one."
+        raise value_error("file", got=f"{path}: {e}", wanted="a file of counters", fix=fix) from e
 
 
 def _clear() -> None:

@@ -44,6 +44,11 @@ def stack(state: ReplayState, n: int) -> ReplayState:
         fix = "Pass what replay.init or another call returned."
         raise type_error("stack: state", got=type(state).__name__, wanted="a ReplayState", fix=fix)
     devices = _holders(state)
+    if len(devices) not in (0, 1, n):
+        raise value_error(
+            "stack: state", got=f"one over a mesh of {len(devices)} devices", wanted=f"one of 1 device, or of {n}",
+            fix=f"Write stack(state, {len(devices)}), or restore a checkpoint of it over another mesh.",
+        )  # fmt: skip
     if len(devices) == n and isinstance(state.length.sharding, NamedSharding):
         return _placed(devices, _selects_apart(state))(state)
     return _stack(state, n, apart=False)
@@ -54,7 +59,11 @@ def unstack(stacked: ReplayState) -> ReplayState:
 
     For a replay over a mesh, `lend` and `take_back`. Columns that are `Addresses` stay: put the columns themselves in
     their place, `unstack(stacked).replace(columns=state.columns)`.
+
+    Raises:
+      TypeError, ValueError: for what are no stacked states.
     """
+    _check_stacked("unstack: stacked", stacked)
     return _unstack(stacked, apart=False).replace(ticket=jnp.zeros((1,), jnp.int32))
 
 
@@ -116,10 +125,20 @@ def take_back(state: ReplayState, index: ReplayState) -> ReplayState:
             raise type_error(f"take_back: {what}", got=type(x).__name__, wanted="a ReplayState", fix=fix)
     check_alive("take_back", state)
     check_alive("take_back", index)
+    _check_stacked("take_back: index", index)
     shardings = jax.tree.map(lambda x: x.sharding, state.replace(columns=None))
     leaves, tree = jax.tree.flatten(shardings)
     join = _joined(tree, tuple(leaves), _selects_apart(state))
     return join(index.replace(columns=None)).replace(columns=state.columns)
+
+
+def _check_stacked(what: str, stacked: Any) -> None:
+    if not isinstance(stacked, ReplayState):
+        fix = "Pass what stack or lend gave, or a pmapped program."
+        raise type_error(what, got=type(stacked).__name__, wanted="a ReplayState", fix=fix)
+    if stacked.ticket.ndim != 2:
+        got, fix = "the state of one device", "Pass what stack or lend gave, or a pmapped program."
+        raise value_error(what, got=got, wanted="the states of n devices, stacked", fix=fix)
 
 
 def process_rows(replay: Replay, trajectories: Any, lengths: Any, priorities: Any = None, rows: int | None = None):

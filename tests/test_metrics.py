@@ -232,3 +232,28 @@ def _twice(x):
 
 def test_a_number_on_a_device_is_waited_for():
     assert flatten({"x": _twice(jnp.float32(1.5))}) == {"x": 3.0}
+
+
+@pytest.mark.parametrize("step", ["a", None, [1]])
+def test_a_step_is_a_number(tmp_path, step):
+    writer = FileWriter(tmp_path / "file")
+    for write in (lambda: writer.write(step, {"x": 1}), lambda: Metrics([writer]).write(step, x=1)):
+        with pytest.raises(TypeError, match=r"step: got .*, wanted a number"):
+            write()
+    writer.write(np.int64(3), {"x": 1, "y": "no number"})
+    assert metrics.published([writer.path])[0]["numbers"] == {"step": 3, "x": 1}
+    writer.close()
+
+
+def test_another_file_stays(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text('{"pid": 3}')
+    with pytest.raises(ValueError, match=r"file: got .*mine.*, wanted a file of counters"):
+        FileWriter(mine)
+    assert mine.read_text() == '{"pid": 3}'
+    mine.unlink()
+    FileWriter(mine).write(1, {})
+    again = FileWriter(mine)  # of an earlier life, say
+    again.write(2, {})
+    assert metrics.published([mine])[0]["numbers"] == {"step": 2}
+    again.close()

@@ -91,8 +91,11 @@ class RateLimiter:
 
     def advance(self, version: int) -> None:
         """Says which version the learner's policy has, for `max_staleness`; a lower one than before changes nothing."""
+        array = getattr(version, "ndim", None) == 0  # of jax's, say
+        number: Any = np.asarray(version)[()] if array else version
+        number = check_count("version", number, -(2**31))
         with self._held():
-            self._version = max(self._version, int(version))
+            self._version = max(self._version, number)
 
     def fresh(self, versions: Any) -> np.ndarray:
         """Which trajectories of policy `versions`, `int[n]`, are not too stale to be let in: `bool[n]`; counted."""
@@ -111,9 +114,11 @@ class RateLimiter:
           size: of the table.
           inserted: how many of the inserts that have been counted the table had seen then; None: all of them.
         """
+        size = check_count("size", size, 0)
+        inserted = inserted if inserted is None else check_count("inserted", inserted, 0)
         with self._held():
             unseen = 0 if inserted is None else self._inserted - inserted
-            self._size, self._drawn = min(int(size) + unseen, self.rates.capacity), 0
+            self._size, self._drawn = min(size + unseen, self.rates.capacity), 0
             self._changed.notify_all()
 
     def may_insert(self) -> int:
@@ -128,6 +133,7 @@ class RateLimiter:
 
     def insert(self, n: int = 1) -> None:
         """Counts trajectories that have come in."""
+        n = check_count("n", n, 0)
         with self._held():
             self._insert(n)
 
@@ -157,6 +163,10 @@ class RateLimiter:
 
     def waited(self, side: str, seconds: float) -> None:
         """Counts a wait of the "insert" or "sample" side that was made elsewhere."""
+        if side not in self._waiting:
+            raise value_error("side", got=repr(side), wanted='"insert" or "sample"', fix="Write one of them.")
+        if not is_number(seconds) or not 0 <= seconds < 1e9:
+            raise value_error("seconds", got=repr(seconds), wanted="0 or more, and finite", fix="Pass seconds.")
         with self._held():
             self._counts[f"{side}_waits"] += 1
             self._seconds[f"{side}_wait_seconds"] += seconds

@@ -36,7 +36,7 @@ def make_ring(
         float32 of float64 where x64 is off), and T. `Ingest` makes its ring itself, with all that.
       actors: N, the most actors at a time.
       slots: K, trajectories that each may have written, or be writing, before the learner takes them; then it waits.
-        2 or more, so that it can write while the learner reads.
+        With 2 or more it can write while the learner reads.
       name: letters, digits, - and _; by it a learner that was started anew finds its ring, which stays until
         `Ingest.close` or `Ring.unlink`, or `python -m gear_jax doctor --clean-shm` when all its processes are gone.
         None: one of this process, which goes with it.
@@ -52,9 +52,11 @@ def make_ring(
     """
     if not isinstance(table, TableSpec):
         raise type_error("table", got=type(table).__name__, wanted="a TableSpec", fix="Write gear_jax.TableSpec(...).")
+    if not isinstance(versions, bool | np.bool_):
+        raise type_error("versions", got=repr(versions), wanted="True or False", fix="Leave it out.")
     named = _columns.specs("TableSpec.columns", table.columns)
     ring = create(named, table.trajectory_length, actors, slots, name, ask, answer, rows, directory)
-    ring.held.wants_versions = versions
+    ring.held.wants_versions = bool(versions)
     return ring
 
 
@@ -75,7 +77,7 @@ def create(
         entries += [_entry(2, x) for x in _columns.specs("answer", answer)]
     step = sum(math.prod(spec.shape) * spec.dtype.itemsize for _, spec in columns)
     _check_memory(step * steps * actors * slots)
-    file = f"{PREFIX}{os.getuid()}.{_check_name(name or f'{os.getpid()}-{time.monotonic_ns()}')}"
+    file = f"{PREFIX}{os.getuid()}.{_check_name(f'{os.getpid()}-{time.monotonic_ns()}' if name is None else name)}"
     with translated():
         held = core().Ring.create(directory, file, steps, actors, slots, 0 if ask is None else rows, entries)
     ring = Ring(held, directory)

@@ -251,9 +251,12 @@ def pad_bytes(value, dtype) -> bytes:
     if dtype.itemsize > 16 or dtype.kind == "O":
         raise type_error("columns", got=f"dtype {dtype}", wanted="a dtype of at most 16 bytes", fix="Cast it.")
     try:
+        given = np.asarray(value)
+        if given.ndim or given.dtype.kind not in "biufcV" or (given.dtype.kind == "c" and dtype.kind != "c"):
+            raise ValueError
         with np.errstate(all="raise"):
-            cell = np.asarray(value).astype(dtype)
-        if cell.ndim or (dtype.kind in "iub" and cell != np.asarray(value)):
+            cell = given.astype(dtype)
+        if cell != given if dtype.kind in "iub" else _became_another(given, cell):
             raise ValueError
     except (ValueError, TypeError, FloatingPointError, OverflowError):
         raise value_error(
@@ -263,6 +266,13 @@ def pad_bytes(value, dtype) -> bytes:
             fix="Give a value that the column can hold.",
         ) from None
     return cell.tobytes().ljust(16, b"\0")
+
+
+def _became_another(given: np.ndarray, cell: np.ndarray) -> bool:
+    """Whether a number is none any more, or infinite: casts to the small floats of ml_dtypes do not say so. 0, which is
+    what padding is by default, may be anything: one of them has none."""
+    given, cell = given.astype(np.complex128), cell.astype(np.complex128)
+    return bool(given != 0) and bool(np.isnan(cell) != np.isnan(given) or np.isinf(cell) != np.isinf(given))
 
 
 def _recycled(out, leaves, tree, rows: int, plan: Plan):

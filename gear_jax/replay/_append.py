@@ -76,17 +76,15 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     closed = jnp.where(close, slot, -1)
     # The generation rose when the slot was opened.
     _, generation, ticket = read_rows(state, closed)
-    state = state.replace(
-        columns=columns,
-        streams=streams,
-        ticket=ticket,
-        counters=tally(state.counters, partition, {Counter.INSERTED: close}),
-    )
+    state = state.replace(columns=columns, streams=streams, ticket=ticket)
     note_written(jax.tree.leaves(columns)[0])
     state, length = _limits.close(config, state, closed, length)
+    there = close & (length > 0)  # one that is too stale leaves a free slot
+    state = state.replace(counters=tally(state.counters, partition, {Counter.INSERTED: there}))
     state = write_rows(state, closed, length=length)
     # All devices have all steps; each stream is with one of them.
-    told, generation = _axis.combine((config.everywhere(closed) + 1, generation), config.axis)
+    told = jnp.where(there, closed, -1), jnp.where(there, generation, np.uint32(0))
+    told, generation = _axis.combine((config.everywhere(told[0]) + 1, told[1]), config.axis)
     handles = Handle(told - 1, generation)
     state = set_priorities(config, state, closed, priority, length)
     return state if config.rows is None else after_reads(state), handles

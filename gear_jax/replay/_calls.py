@@ -103,7 +103,7 @@ class Calls:
             return self._checked(name, function, state, *args)
         check_alive(name, state)
         if self._last() is not state:  # what a call has returned lies where the calls want it
-            state = self.placed(state)
+            state = self.placed(state, name)
         program = self._programs.get(name) or self._jitted(name, function)
         fields = vars(state)
         try:
@@ -203,12 +203,17 @@ class Calls:
         run = placement.run(local, (whole, *(spec for _, spec in arrays)), (whole, results[name]))
         return run(state, *(x for x, _ in arrays))
 
-    def placed(self, state: ReplayState) -> ReplayState:
-        """The state as the table keeps it; one that lies otherwise would be moved again by every call."""
+    def placed(self, state: ReplayState, name: str = "place") -> ReplayState:
+        """The state as the table keeps it; one that lies otherwise would be moved again by every call.
+
+        Raises:
+          ValueError: if it is of another table, or of another number of devices.
+        """
         if self.placement is not None:
             wanted = self._wanted(jax.tree.structure(state))
             leaves, tree = jax.tree.flatten(state)
             if not all(map(_lies, leaves, wanted)):
+                _state.check_table(name, self.config, state, self.placement.devices)
                 index = [x if _lies(x, to) else jax.device_put(x, to) for x, to in zip(leaves, wanted, strict=True)]
                 state = tree.unflatten(index)
         return _memory.place(self.config, self.placement, state)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from gear_jax.ops import Remote
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.ops._place import check_memory
 from gear_jax.replay._remote import RemoteTable
-from gear_jax.selectors import Fifo, Queue, Ranked, Selector, Uniform
+from gear_jax.selectors import Fifo, Queue, Ranked, Selector, Stack, Uniform
 from gear_jax.specs import ColumnSpec, TableSpec, Window
 from gear_jax.windows import Anchor, make_anchor
 
@@ -121,6 +122,20 @@ class Config:
         """Slots of this device, `int32[K]` (-1: none), as those of the whole table."""
         return slots if self.is_whole else jnp.where(slots >= 0, slots + self.first_slot(), -1)
 
+    def of_all(self) -> dict[str, str]:
+        """What must be the same in all processes that hold parts of the table, by name, in words."""
+        parts = 1 if self.remote is None else self.remote.processes
+        columns = zip(self.names, self.columns, strict=True)
+        words = {
+            "columns": ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in columns),
+            "trajectory_length": self.steps,
+            "capacity": parts * self.partitions * self.slots,
+            "partitions": parts * self.partitions,
+            "selector": self.selector,
+            "max_staleness": self.max_staleness,
+        }
+        return {name: without_addresses(str(x)) for name, x in words.items()}
+
     def flatten(self, what: str, tree: Any, lead: str) -> list[jax.Array]:
         """The leaves of an argument that should look like the columns, with `lead` leading dimensions ("A, T'").
 
@@ -223,8 +238,8 @@ def make_config(
         )  # fmt: skip
     streams = check_streams(streams, partitions, table.capacity // partitions)
     check_devices(partitions, streams, max(1, devices))
-    if selector.times is not None:
-        _count("selector.times", selector.times, 1)
+    if selector.times is not None or isinstance(selector, Queue | Stack):
+        _count("selector.times", selector.times, 1, 2**32 - 1)
     if max_staleness is not None:
         max_staleness = _count("max_staleness", max_staleness, 0)
     return Config(
@@ -275,9 +290,16 @@ def _instance(what, value, kind, wanted, fix):
         raise type_error(what, got=repr(value), wanted=wanted, fix=f"Pass {fix}.")
 
 
-def _count(what, value, low) -> int:
+def _count(what, value, low, high=2**63 - 1) -> int:
     if not is_integer(value):
         raise type_error(what, got=repr(value), wanted="an integer", fix="Pass a Python int.")
     if value < low:
         raise value_error(what, got=value, wanted=f"at least {low}", fix="Pass a larger number.")
+    if value > high:
+        raise value_error(what, got=value, wanted=f"at most {high}", fix="Pass a smaller number.")
     return int(value)
+
+
+def without_addresses(text: str) -> str:
+    """Where an object has no text of its own, Python gives its address, which is another in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -126,7 +126,7 @@ class Connected:
         self._link.close()
         state = self._calls.placed(state)
         state = self._with_exposed(state)
-        self._link.connect(_exposed.pieces(state, self.placement))
+        self._link.connect(_exposed.pieces(state, self.placement), self.config.of_all())
         self._note_exposed(state)
         return state
 

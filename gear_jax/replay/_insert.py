@@ -122,7 +122,7 @@ def update_priorities(config: Config, state: ReplayState, handles: Handle, prior
     # Every device has all handles, and minds those of its own slots; one outside the table is stale on the nearest.
     here = config.held(slot)
     lengths, now, ticket = read_rows(state, here)
-    fresh = (now == generation) & (generation > 0)
+    fresh = (now == generation) & (generation > 0) & (lengths > 0)  # 0: it has left by itself
     good = acceptable(priority)
     all_partitions = config.partitions * _axis.size(config.axis)
     partition = jnp.clip(slot // config.slots, 0, all_partitions - 1)
@@ -169,7 +169,7 @@ def receive(config: Config, state: ReplayState) -> ReplayState:
 def _update_own(config: Config, state: ReplayState, here, meant, generation, priority) -> ReplayState:
     """Sets priorities of slots of this process; `meant`: which rows count as stale if they do not fit."""
     lengths, now, ticket = read_rows(state, here)
-    fresh = (now == generation) & (generation > 0)
+    fresh = (now == generation) & (generation > 0) & (lengths > 0)  # 0: it has left by itself
     good = acceptable(priority)
     counts = {Counter.STALE_UPDATES: meant & ~fresh, Counter.REJECTED_PRIORITIES: meant & fresh & ~good}
     state = state.replace(
@@ -220,6 +220,7 @@ def floats(what: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
 
 def _lengths(values, config: Config, lengths, rows) -> jax.Array:
     a, steps = values[0].shape[:2]
+    given = a
     for name, r in zip(config.names, values, strict=True):
         if r.shape[:2] != (a, steps):
             raise value_error(
@@ -238,4 +239,5 @@ def _lengths(values, config: Config, lengths, rows) -> jax.Array:
         a = rows.shape[0]
     if lengths.shape != (a,):
         raise value_error("lengths", got=f"shape {lengths.shape}", wanted=f"[A] = {(a,)}", fix="Give one for each row.")
-    return jnp.clip(lengths, 0, steps)
+    lengths = jnp.clip(lengths, 0, steps)
+    return lengths if rows is None else jnp.where((rows >= 0) & (rows < given), lengths, 0)

@@ -70,13 +70,13 @@ def reset(state: ReplayState, slots: jax.Array, version: jax.Array | None) -> Re
 
 
 def close(config: Config, state: ReplayState, slots: jax.Array, lengths: jax.Array) -> tuple[ReplayState, jax.Array]:
-    """The lengths of trajectories that are complete, 0 for those that have grown stale meanwhile."""
+    """The lengths of trajectories that are complete, 0 for those grown stale meanwhile, which do not get in."""
     if config.max_staleness is None:
         return state, lengths
     limits = _kept(state)
     version, ticket = ops.gather_rows(limits.version, slots, ticket=state.ticket)
     stale = (slots >= 0) & (version < _oldest(config, state))
-    state = _count(state.replace(ticket=ticket), Left.EXPIRED, jnp.maximum(slots, 0) // config.slots, stale)
+    state = _count(state.replace(ticket=ticket), Left.REFUSED, jnp.maximum(slots, 0) // config.slots, stale)
     return state, jnp.where(stale, 0, lengths)
 
 

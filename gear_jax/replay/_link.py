@@ -20,8 +20,10 @@ from gear_jax.transport import Job, Session
 
 # Of a fetch, one after another: each ends by the deadline.
 _READS = 3
-# Numbers of the sessions of replays, beside those of a user's own; the n-th replay has the same in every process.
+# Numbers of the sessions of replays, beside those of a user's own. Of replays over several processes the n-th has the
+# same one in all of them.
 _numbers = itertools.count(1 << 20)
+_numbers_alone = itertools.count(1 << 24)
 
 
 @dataclasses.dataclass
@@ -84,15 +86,19 @@ class Link:
             self.rank, self.processes = jax.process_index(), jax.process_count()
         else:
             self.rank, self.processes = 0, 1
-        self.number = next(_numbers)
+        self.number = next(_numbers if self.processes > 1 else _numbers_alone)
         self.session: Session | Alone | None = None
         self._held: tuple[jax.Array, ...] = ()
         self._last: jax.Array | None = None
         self._regions: list[tuple[int, int]] = []
         self._end: Any = None
 
-    def connect(self, arrays: Sequence[jax.Array]) -> None:
+    def connect(self, arrays: Sequence[jax.Array], table: dict[str, str]) -> None:
         """Exposes arrays of this process in place of what it exposed before, and connects to the others.
+
+        Args:
+          arrays: what it exposes.
+          table: what must be the same in every process, `Config.of_all`.
 
         Raises:
           TransportError: if a process is missing, or they do not agree.
@@ -104,7 +110,7 @@ class Link:
         else:
             if self._job is None:
                 self._job = Job.current()
-            options: Any = {"deadline": self._deadline, "on_loss": self.on_loss, "number": self.number}
+            options: Any = {"deadline": self._deadline, "on_loss": self.on_loss, "number": self.number, "holds": table}
             self.session = Session(self._job, regions, self._transport, **options)
         self._end = weakref.finalize(self, self.session.close)
 

@@ -69,7 +69,8 @@ def make_replay(
         name all axes. None: "peer" where it can be had, else "collective". `Replay.exchange` says which.
         Without a mesh "rdma" spreads the table over the processes of a job, each of which holds the partitions of its
         rank on its default device, adds to them, and reads the others' memory when it samples. They need not call
-        anything in step, and one that ends hurts no other. See docs/rdma.md.
+        anything in step, and one that ends hurts no other. All make the same tables and selectors, in the same order;
+        their windows may differ. See docs/rdma.md.
       job: the processes, with exchange="rdma": a `gear_jax.transport.Job`; None: those of `jax.distributed`, or this
         one alone. Over a mesh it must be those of `jax.distributed`; not used where the mesh is of this process alone.
       transport: "verbs" or "ucx", with exchange="rdma"; None: the best that all processes have.

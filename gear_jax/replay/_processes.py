@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import itertools
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gear_jax import _env
 from gear_jax._errors import message
-from gear_jax.replay._config import Config
+from gear_jax.replay._config import Config, without_addresses
 from gear_jax.replay._mesh import Placement
 
 # Every barrier needs a name of its own, the same on all processes; those of a set make the same calls in one order.
@@ -110,5 +109,4 @@ def _described(config: Config, placement: Placement, key: jax.Array) -> dict[str
     texts |= {name: str(getattr(placement, name)) for name in ("axis", "batch_axis", "exchange")}
     texts["mesh"] = f"{dict(placement.mesh.shape)} of devices {[d.id for d in placement.mesh.devices.flat]}"
     texts["key"] = str(np.asarray(jax.random.key_data(key)).tolist())
-    # Where an object has no text of its own, Python gives its address.
-    return {name: re.sub(r" at 0x[0-9a-f]+", "", text) for name, text in texts.items()}
+    return {name: without_addresses(text) for name, text in texts.items()}

@@ -184,7 +184,7 @@ class Replay(Connected):
           priorities: `float32[A]`; None: the largest seen so far (1.0 at first). NaN, infinite and negative ones are
             stored as 0 and counted.
           rows: `int32[A]`, which row of `trajectories`, then `[R, T', *shape]`, each of the A is: they are copied once,
-            from where they lie. One outside [0, R) must have length 0. Not over a mesh.
+            from where they lie. One outside [0, R) is skipped, as if of length 0. Not over a mesh.
           version: `int32[A]`, or one for all: of the policy that made each trajectory, for `max_staleness`. One that is
             too stale already is skipped, as if of length 0, and counted. None: the learner's own.
 

@@ -6,16 +6,20 @@
 import base64
 import binascii
 import dataclasses
+import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from gear_jax._errors import type_error, value_error
 from gear_jax.transport._errors import malformed
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 16 * 2**20  # of a message
 MAX_PROCESSES = 2**20
 MAX_REGIONS = 2**16
 MAX_TEXT = 4096
+MAX_NAMES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Hello:
       rank, processes: the number of the process, of how many.
       session: the number of its session.
       regions: how many it exposes.
+      holds: what those hold, by name, in words.
       can: why it cannot use a transport, by name; "": it can.
       wants: the transport asked for, or None. chosen: the one in use, or None.
     """
@@ -34,6 +39,7 @@ class Hello:
     processes: int
     session: int
     regions: int
+    holds: dict[str, str]
     can: dict[str, str]
     wants: str | None
     chosen: str | None
@@ -114,18 +120,13 @@ def decode(payload: bytes) -> Message:
 def _hello(fields: dict[str, Any]) -> Hello:
     _names(fields, Hello)
     processes = _number(fields, "processes", 1, MAX_PROCESSES)
-    can = fields["can"]
-    if not isinstance(can, dict) or len(can) > 16:
-        raise malformed("can", got=_short(can), wanted="at most 16 names with reasons")
-    for name, why in can.items():
-        if not 0 < len(name) <= 32 or not isinstance(why, str) or len(why) > MAX_TEXT:
-            raise malformed("can", got=_short(can), wanted="names with reasons")
     return Hello(
         rank=_number(fields, "rank", 0, processes - 1),
         processes=processes,
         session=_number(fields, "session", 0, 2**31 - 1),
         regions=_number(fields, "regions", 0, MAX_REGIONS),
-        can=can,
+        holds=_words(fields, "holds"),
+        can=_words(fields, "can"),
         wants=_name_or_none(fields, "wants"),
         chosen=_name_or_none(fields, "chosen"),
     )
@@ -176,6 +177,32 @@ def _number(fields: dict[str, Any], name: str, least: int, most: int) -> int:
     if not _whole(fields[name], least, most):
         raise malformed(name, got=_short(fields[name]), wanted=f"a whole number from {least} to {most}")
     return fields[name]
+
+
+def _words(fields: dict[str, Any], name: str) -> dict[str, str]:
+    value = fields[name]
+    if not isinstance(value, dict) or len(value) > MAX_NAMES:
+        raise malformed(name, got=_short(value), wanted=f"at most {MAX_NAMES} names with words")
+    for key, words in value.items():
+        if not 0 < len(key) <= 32 or not isinstance(words, str) or len(words) > MAX_TEXT:
+            raise malformed(name, got=_short(value), wanted="names with words")
+    return value
+
+
+def cut_words(words: Mapping[str, str]) -> dict[str, str]:
+    """Words by name, as a `Hello` takes them: long ones end with a digest of all.
+
+    Raises:
+      ValueError: for too many, or names that are too long. TypeError: for what are no words.
+    """
+    if len(words) > MAX_NAMES or not all(isinstance(name, str) and 0 < len(name) <= 32 for name in words):
+        wanted = f"at most {MAX_NAMES} names of at most 32 letters"
+        raise value_error("holds", got=sorted(map(str, words)), wanted=wanted, fix="Say it in fewer.")
+    for name, text in words.items():
+        if not isinstance(text, str):
+            raise type_error(f"holds[{name!r}]", got=type(text).__name__, wanted="words", fix="Pass a string.")
+    digest = lambda text: hashlib.sha256(text.encode()).hexdigest()[:16]  # noqa: E731
+    return {name: x if len(x) <= 500 else f"{x[:500]}... (sha256 {digest(x)})" for name, x in words.items()}
 
 
 def _whole(value: Any, least: int, most: int) -> bool:

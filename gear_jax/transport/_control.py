@@ -278,7 +278,10 @@ def listen(address: tuple[str, int], secret: bytes, session: int, serve: Serve) 
                 fix += " (see net.ipv4.ip_local_port_range), or use `Job.current()`."
                 got = f"{address[0]}:{address[1]} ({e})"
                 raise transport_error("job.addresses", got=got, wanted="one to listen at", fix=fix) from None
-        if not hmac.compare_digest(listener.secret, secret) or session in listener.sessions:
+        if session in listener.sessions:
+            fix = "Close that one first, or leave number= out."
+            raise transport_error("number", got=f"{session}, of a session that is open", wanted="another", fix=fix)
+        if not hmac.compare_digest(listener.secret, secret):
             fix = "Give each job addresses of its own."
             got = f"{address[0]}:{address[1]}, in use by another job of this process"
             raise transport_error("job.addresses", got=got, wanted="a free one", fix=fix)

@@ -1,32 +1,51 @@
 """A session: memory that this process exposes to its job, and what it reads of the others'."""
 
 import atexit
-import itertools
 import os
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from gear_jax import _native
 from gear_jax._errors import message, type_error, value_error
+from gear_jax._numbers import is_integer, is_number
 from gear_jax.transport import _blob, _control, _kinds
 from gear_jax.transport._errors import TransportError, transport_error
 from gear_jax.transport._job import Job
 from gear_jax.transport._links import Links
 from gear_jax.transport._meeting import RETRY, Meeting, NotYet
 
-_numbers = itertools.count()
+
+class _Numbers:
+    """Of sessions, one after another. One that did not come to be gives its own back, so that it may be tried again."""
+
+    def __init__(self) -> None:
+        self._lock, self._next = threading.Lock(), 0
+
+    def take(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
+    def give_back(self, number: int) -> None:
+        with self._lock:
+            if number == self._next - 1:
+                self._next = number
+
+
+_numbers = _Numbers()
 
 
 class Session:
     """Exposes memory to the processes of a job, read-only, and reads theirs. A context manager.
 
     Every process of the job makes its sessions in the same order, each with the same number of regions; the constructor
-    returns when all are connected. A process that is started again makes them again, and the others take it back.
+    returns when all are connected. One that fails does not count, and may be tried again. A process that is started
+    again makes them again, and the others take it back.
 
     A peer whose process ends is lost at once, one that does not answer by the deadline with it; its reads then fail
     until it is back. Connections are renewed in the background.
@@ -41,6 +60,8 @@ class Session:
       start_timeout: seconds to wait for the other processes.
       number: of the session; None: how many this process has made before it. For processes that make different ones.
       peers: the processes to read from; None: all others. Any may read this one's regions.
+      holds: what the regions hold, by name, in words, such as {"columns": "x float32[3]"}; who says otherwise is
+        refused.
       options: of the transport: `chunk` (bytes), `window` (chunks under way for each peer), `device`, and for verbs
         `queue_pairs`, `port`, `gid_index`, `mtu`, `traffic_class`, `retries`, `ack_timeout`. See docs/transport.md.
 
@@ -57,14 +78,20 @@ class Session:
     def __init__(
         self, job: Job, regions: Sequence[np.ndarray | tuple[int, int]], transport: str | None = None, *,
         deadline: float = 2.0, on_loss: Literal["invalid", "error"] = "invalid", start_timeout: float = 60.0,
-        number: int | None = None, peers: Sequence[int] | None = None, **options: Any,
+        number: int | None = None, peers: Sequence[int] | None = None, holds: Mapping[str, str] | None = None,
+        **options: Any,
     ):  # fmt: skip
+        if not isinstance(job, Job):
+            fix = "Write gear_jax.transport.Job(rank, addresses, secret)."
+            raise type_error("job", got=type(job).__name__, wanted="a Job", fix=fix)
         if transport is not None:
             _kinds.check_name(transport)
         if on_loss not in ("invalid", "error"):
             raise value_error("on_loss", got=repr(on_loss), wanted='"invalid" or "error"', fix="Choose one.")
-        if not 0 < deadline < 1e6:
-            raise value_error("deadline", got=deadline, wanted="seconds, more than 0", fix="The default is 2.0.")
+        _check_seconds("deadline", deadline, "The default is 2.0.")
+        _check_seconds("start_timeout", start_timeout, "The default is 60.0.")
+        if number is not None and (not is_integer(number) or not 0 <= number < 2**31):
+            raise value_error("number", got=repr(number), wanted="an integer in [0, 2**31)", fix="Leave it out.")
         self.job, self.deadline, self.on_loss = job, float(deadline), on_loss
         self._kept = list(regions)  # the arrays stay alive with the session
         self._memory = [_address_of(region, i) for i, region in enumerate(self._kept)]
@@ -82,21 +109,27 @@ class Session:
         self._native: Any = None
         self._exposer: Any = None
         self._links: Links | None = None
-        self.number = next(_numbers) if number is None else number
+        self._holds = _blob.cut_words(holds or {})
         self._peers = [i for i in range(len(job.addresses)) if i != job.rank] if peers is None else list(peers)
         if job.rank in self._peers or not set(self._peers) <= set(range(len(job.addresses))):
             wanted = f"ranks of other processes, below {len(job.addresses)} and not {job.rank}"
             raise value_error("peers", got=self._peers, wanted=wanted, fix="Leave it out.")
+        self.number = _numbers.take() if number is None else int(number)
         self._address = job.addresses[job.rank]
         self._pid = os.getpid()
         self._meeting = Meeting(job, self._peers, self._ask, self._closed[1])
-        _control.listen(self._address, job.secret, self.number, self._serve)
-        # Its threads must not run on while libraries that they use are torn down.
-        atexit.register(self._close_at_exit)
         try:
-            self._start(time.monotonic() + start_timeout)
+            _control.listen(self._address, job.secret, self.number, self._serve)
+            # Its threads must not run on while libraries that they use are torn down.
+            atexit.register(self._close_at_exit)
+            try:
+                self._start(time.monotonic() + start_timeout)
+            except BaseException:
+                self.close()
+                raise
         except BaseException:
-            self.close()
+            if number is None:
+                _numbers.give_back(self.number)
             raise
 
     # ---- What users call
@@ -131,7 +164,7 @@ class Session:
     def read_many(self, pieces: Sequence[tuple[int, int, int, int]]) -> list[np.ndarray]:
         """Reads several (peer, region, offset, bytes) at once; see `read`."""
         arrays = [np.empty(_size(piece), np.uint8) for piece in pieces]
-        wanted = [(*(int(x) for x in piece), a.ctypes.data) for piece, a in zip(pieces, arrays, strict=True)]
+        wanted = [(*_ints(piece), a.ctypes.data) for piece, a in zip(pieces, arrays, strict=True)]
         for piece, status in zip(pieces, self._native.read(wanted), strict=True):
             if status != "ok":
                 what = "read of peer {}, region {}, offset {}, {} bytes".format(*piece)
@@ -143,8 +176,13 @@ class Session:
 
         Returns:
           Of each "ok", or how it failed: the statuses of `read`. What an array that failed holds is undefined.
+
+        Raises:
+          TypeError, ValueError: for an array that cannot be filled.
         """
-        return self._native.read([(peer, region, at, x.nbytes, x.ctypes.data) for peer, region, at, x in pieces])
+        for i, (*_, x) in enumerate(pieces):
+            _check_fillable(f"pieces[{i}]", x)
+        return self._native.read([(*_ints(piece[:3]), piece[3].nbytes, piece[3].ctypes.data) for piece in pieces])
 
     def counters(self) -> dict[str, int | float]:
         """What has happened so far.
@@ -204,7 +242,7 @@ class Session:
     def _hello(self) -> _blob.Hello:
         processes = len(self.job.addresses)
         return _blob.Hello(
-            self.job.rank, processes, self.number, len(self._memory), self._can, self._wants, self._chosen
+            self.job.rank, processes, self.number, len(self._memory), self._holds, self._can, self._wants, self._chosen
         )
 
     def _start(self, until: float) -> None:
@@ -242,7 +280,7 @@ class Session:
         channel = _control.dial(address, self.job.secret, "process {} at {}:{}".format(peer, *address))
         try:
             channel.send(self._hello())
-            return channel, self._fits(_answer(channel, _blob.Hello), peer)
+            return channel, self._fits(_answer(channel, _blob.Hello, self.number), peer)
         except BaseException:
             channel.close()
             channel.release()
@@ -254,7 +292,7 @@ class Session:
         try:
             try:
                 channel.send(_blob.Open(self.transport, self._native.offer(peer)))
-                opened = _answer(channel, _blob.Opened)
+                opened = _answer(channel, _blob.Opened, self.number)
                 if len(opened.regions) != len(self._memory):
                     raise _mismatch("regions", peer, len(opened.regions), len(self._memory))
                 self._native.connect(peer, opened.blob, opened.regions)
@@ -276,6 +314,7 @@ class Session:
             ("processes", hello.processes, len(self.job.addresses)),
             ("session", hello.session, self.number),
             ("regions", hello.regions, len(self._memory)),
+            *((name, hello.holds.get(name), self._holds.get(name)) for name in sorted({*hello.holds, *self._holds})),
         ):
             if got != wanted:
                 raise _mismatch(what, hello.rank, got, wanted)
@@ -331,12 +370,12 @@ _FIXES = {
 }
 
 
-def _answer(channel: _control.Channel, kind: type) -> Any:
+def _answer(channel: _control.Channel, kind: type, number: int) -> Any:
     answer = channel.receive()
     if isinstance(answer, kind):
         return answer
     if isinstance(answer, _blob.Wait):
-        raise NotYet("it has not got so far")
+        raise NotYet(f"it has not got so far: it has no session {number}, or is still making it")
     why = answer.why if isinstance(answer, _blob.Refused) else f"{type(answer).__name__} instead of {kind.__name__}"
     raise TransportError(f"peer refuses: {why}")
 
@@ -346,7 +385,30 @@ def _mismatch(what: str, peer: int, got: object, wanted: object) -> TransportErr
     return transport_error(f"{what} of process {peer}", got=got, wanted=wanted, fix=fix)
 
 
+def _check_seconds(what: str, seconds: Any, fix: str) -> None:
+    if not is_number(seconds) or not 0 < seconds < 1e6:
+        raise value_error(what, got=repr(seconds), wanted="seconds, more than 0 and less than a million", fix=fix)
+
+
+def _ints(piece: Sequence[Any]) -> list[int]:
+    if not all(map(is_integer, piece)):
+        fix = "Pass integers."
+        raise type_error("a piece", got=repr(tuple(piece)), wanted="peer, region, offset (and bytes)", fix=fix)
+    return [int(x) for x in piece]
+
+
+def _check_fillable(what: str, x: Any) -> None:
+    """Raises a TypeError or ValueError unless the bytes of an array may be written, one after another."""
+    if not isinstance(x, np.ndarray) or x.dtype.hasobject:
+        got = type(x).__name__ if not isinstance(x, np.ndarray) else f"an array of {x.dtype}"
+        raise type_error(what, got=got, wanted="a NumPy array of numbers to fill", fix="Pass np.empty(...).")
+    if not x.flags.c_contiguous or not x.flags.writeable:
+        got = f"strides {x.strides}" if not x.flags.c_contiguous else "one that is read-only"
+        raise value_error(what, got=got, wanted="a C-contiguous array to fill", fix="Pass np.empty(...), and copy it.")
+
+
 def _size(piece: tuple[int, int, int, int]) -> int:
+    _ints(piece)
     if piece[2] < 0 or not 0 <= piece[3] < 2**63:
         raise value_error("offset, bytes", got=piece[2:], wanted="0 or more", fix="Read within the region.")
     return int(piece[3])
@@ -354,6 +416,9 @@ def _size(piece: tuple[int, int, int, int]) -> int:
 
 def _address_of(region: Any, i: int) -> tuple[int, int]:
     if isinstance(region, np.ndarray):
+        if region.dtype.hasobject:
+            fix = "Objects are pointers, which mean nothing elsewhere."
+            raise type_error(f"regions[{i}]", got=f"an array of {region.dtype}", wanted="an array of numbers", fix=fix)
         if not region.flags.c_contiguous:
             fix = "Pass `np.ascontiguousarray(x)`, and write to that one."
             raise value_error(f"regions[{i}]", got=f"strides {region.strides}", wanted="a C-contiguous array", fix=fix)

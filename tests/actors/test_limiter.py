@@ -387,3 +387,18 @@ def test_it_belongs_to_one_process(monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(TypeError, match="a call in a forked process"):
         limiter.insert()
+
+
+def test_what_a_limiter_does_not_count():
+    """What it counts can be loaded again."""
+    limiter = RateLimiter(batch_size=1, capacity=16)
+    for call, words in (
+        (lambda: limiter.insert(1.5), "n: got 1.5"), (lambda: limiter.insert(-1), "n: got -1"),
+        (lambda: limiter.observe(-3), "size: got -3"), (lambda: limiter.advance(2.7), "version: got 2.7"),
+        (lambda: limiter.waited("x", 1.0), "side: got"), (lambda: limiter.waited("insert", np.nan), "seconds: got nan"),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
+    limiter.advance(np.asarray(3))
+    assert limiter.version == 3
+    limiter.load_state_dict(limiter.state_dict())

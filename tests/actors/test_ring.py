@@ -266,3 +266,12 @@ def test_an_unnamed_ring_goes_with_its_maker(shm, table):
     assert os.listdir(shm)
     del ring
     assert os.listdir(shm) == []
+
+
+def test_a_ring_that_cannot_be_leaves_no_file(shm):
+    table = gear.TableSpec({"x": gear.ColumnSpec((), "int32")}, 1, 1)
+    with pytest.raises(TypeError, match="versions: got 'x', wanted True or False"):
+        make_ring(table, 2, name="x", versions="x", directory=shm)
+    with pytest.raises(ValueError, match="name: got ''"):
+        make_ring(table, 2, name="", directory=shm)
+    assert os.listdir(shm) == []

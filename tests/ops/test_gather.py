@@ -415,3 +415,24 @@ def test_dtypes_are_all_that_jax_has():
             ("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4", "float6")
         )
         assert narrow or dtype in ours, name
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1e6, "float8_e4m3fn"), (1e6, "float8_e5m2"), (np.inf, "float8_e4m3fn"), (-2.0, "float8_e8m0fnu"),
+        (None, "float32"), (3j, "float32"), ("1", "float32"), (1e39, "float32"), (1e6, "float16"), (2.5, "int32"),
+    ],
+)  # fmt: skip
+def test_padding_that_a_column_cannot_hold_is_refused(value, dtype):
+    with pytest.raises(ValueError, match=r"Window\.pad_value: got .*, wanted a scalar of"):
+        ops.gather(jnp.zeros((1, 2, 2), dtype), ids(0), ids(0), ids(1), Window(-1, 2, pad_value=value))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(np.nan, "float32"), (-np.inf, "float8_e5m2"), (448, "float8_e4m3fn"), (0, "float8_e8m0fnu")]
+)
+def test_padding_that_a_column_can_hold(value, dtype):
+    data, *_ = ops.gather(jnp.zeros((1, 2, 2), dtype), ids(0), ids(0), ids(1), Window(-1, 2, pad_value=value))
+    wanted = np.asarray(value).astype(jnp.dtype(dtype)).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(data)[0, 0].astype(np.float32), wanted)

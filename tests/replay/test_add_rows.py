@@ -50,3 +50,13 @@ def test_faults(replay, values):
         replay.add(state, values, [1, 1], rows=[[0, 1]])
     with pytest.raises(TypeError, match="rows"):
         replay.add(state, values, [1, 1], rows=np.array([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("row", [-1, 1, 2**31 - 1])
+def test_a_row_that_is_none_is_skipped(row):
+    """It does not make a trajectory of what was in the slot before."""
+    replay = gear.make_replay(gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 2, 2))
+    state, _ = replay.add(replay.init(), {"x": np.array([[1, 1], [2, 2]], np.float32)}, [2, 2])
+    state, handles = replay.add(state, {"x": np.full((1, 2), 9, np.float32)}, [2, 2], rows=[row, 0])
+    assert np.asarray(handles.slot).tolist() == [-1, 0]
+    assert np.asarray(state.columns["x"])[0, :, 0].tolist() == [9, 2] and replay.stats(state)["inserted"] == 3

@@ -248,7 +248,7 @@ def test_a_stream_has_the_version_of_its_first_step(make):
     state = replay.expire(state, 5)
     state, _ = replay.append(state, np.arange(2), step, np.ones(2, bool), version=5)
     numbers = replay.stats(state)
-    assert (numbers["trajectories"], numbers["expired"], numbers["open_streams"]) == (1, 1, 0)
+    assert (numbers["trajectories"], numbers["refused_stale"], numbers["open_streams"]) == (1, 1, 0)
     _, sample = replay.sample(state, jax.random.key(0), 2)
     assert number_of(sample) == [1, -1]
 
@@ -374,3 +374,37 @@ def test_any_sequence_of_calls(make, rows, pairs, selector, staleness):
         max_examples=15, stateful_step_count=30, deadline=None, derandomize=True, database=None
     )
     WithFixtures.TestCase("runTest").runTest()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "meanwhile"])
+def test_a_stream_that_is_too_stale_does_not_get_in(late):
+    """No handle, nothing inserted, and it is counted as refused."""
+    table = gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 4, 8)
+    replay = gear.make_replay(table, streams=2, max_staleness=0)
+    state, one = replay.init(), {"x": np.ones(2, np.float32)}
+    if late:
+        state, _ = replay.append(state, [0, 1], one, [False, False], version=[0, 5])
+    state = replay.expire(state, 5)
+    state, handles = replay.append(state, [0, 1], one, [True, True], version=[0, 5])
+    assert np.asarray(handles.slot).tolist()[0] == -1 and np.asarray(handles.generation).tolist() == [0, 1]
+    numbers = replay.stats(state)
+    assert [numbers[x] for x in ("inserted", "refused_stale", "expired", "trajectories")] == [1, 1, 0, 1]
+    state = replay.update_priorities(state, handles, np.array([100, 2], np.float32))
+    numbers = replay.stats(state)
+    assert numbers["max_priority"] == 2 and numbers["stale_updates"] == 0
+
+
+@pytest.mark.parametrize("leave", ["used up", "expired"])
+def test_handles_of_what_has_left_are_stale(leave):
+    table = gear.TableSpec({"x": gear.ColumnSpec((), jnp.float32)}, 2, 4)
+    selector = gear.selectors.Prioritized(times=1) if leave == "used up" else gear.selectors.Prioritized()
+    replay = gear.make_replay(table, selector, max_staleness=0)
+    state, handles = replay.add(replay.init(), {"x": np.ones((1, 2), np.float32)}, [2])
+    if leave == "used up":
+        state, _ = replay.sample(state, jax.random.key(0), 1)
+    else:
+        state = replay.expire(state, 1)
+    for priority in (100, np.nan):
+        state = replay.update_priorities(state, handles, np.array([priority], np.float32))
+    numbers = replay.stats(state)
+    assert [numbers[x] for x in ("stale_updates", "rejected_priorities", "max_priority")] == [2, 0, 1]

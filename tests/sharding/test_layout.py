@@ -254,3 +254,18 @@ def test_nothing_to_add_append_or_update(case, same):
         got += [to_numpy(state.replace(ticket=None, stamp=None)), replay.stats(state)]
         wanted = got if wanted is None else wanted
         same(got, wanted)
+
+
+def test_states_of_other_numbers_of_devices_are_refused(case):
+    for other in (case.make(case.mesh(2)), case.make()):
+        with pytest.raises(ValueError, match=r"sample: state: got a state of \d device\(s\), wanted one of 4"):
+            case.make(case.mesh(4)).sample(other.init(), jax.random.key(0), 8)
+    state = case.make(case.mesh(4)).init()
+    with pytest.raises(ValueError, match="stack: state: got one over a mesh of 4 devices, wanted one of 1 device"):
+        gear.sharding.stack(state, 2)
+    with pytest.raises(ValueError, match="unstack: stacked: got the state of one device"):
+        gear.sharding.unstack(case.make().init())
+    with pytest.raises(ValueError, match="take_back: index: got the state of one device"):
+        gear.sharding.take_back(state, case.make().init())
+    with pytest.raises(TypeError, match="unstack: stacked: got int"):
+        gear.sharding.unstack(3)

@@ -21,6 +21,7 @@ def hellos(draw):
         processes=processes,
         session=draw(st.integers(0, 2**31 - 1)),
         regions=draw(st.integers(0, _blob.MAX_REGIONS)),
+        holds=draw(st.dictionaries(names, reasons, max_size=4)),
         can=draw(st.dictionaries(names, reasons, max_size=4)),
         wants=draw(st.none() | names),
         chosen=draw(st.none() | names),
@@ -90,7 +91,7 @@ def test_a_cut_or_changed_message_raises_nothing_else(message, data):
         pass
 
 
-HELLO = _blob.Hello(0, 2, 0, 3, {"ucx": ""}, None, None)
+HELLO = _blob.Hello(0, 2, 0, 3, {}, {"ucx": ""}, None, None)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ HELLO = _blob.Hello(0, 2, 0, 3, {"ucx": ""}, None, None)
         ("rank", 2), ("rank", -1), ("rank", True), ("rank", 0.0), ("rank", None), ("rank", "0"), ("processes", 0),
         ("processes", 2**40), ("session", 2**31), ("regions", _blob.MAX_REGIONS + 1), ("can", []), ("can", {"ucx": 1}),
         ("can", {"": ""}), ("can", {str(i): "" for i in range(17)}), ("wants", ""), ("wants", "x" * 33), ("chosen", 7),
-        ("version", 2), ("version", True), ("kind", "Goodbye"), ("kind", None), ("more", 1),
+        ("version", 1), ("version", 3), ("holds", None), ("holds", {"x": 3}),
+        ("version", True), ("kind", "Goodbye"), ("kind", None), ("more", 1),
     ],
 )  # fmt: skip
 def test_every_field_is_checked(field, value):
@@ -116,14 +118,14 @@ def test_every_field_is_checked(field, value):
     ],
 )  # fmt: skip
 def test_regions_are_checked(region):
-    fields = {"version": 1, "kind": "Opened", "blob": "", "regions": [region]}
+    fields = {"version": 2, "kind": "Opened", "blob": "", "regions": [region]}
     with pytest.raises(MalformedError):
         _blob.decode(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
     "payload",
-    [b"[" * 100_000, b"1" * 5000, b'{"version":1,"kind":"Wait","version":NaN}', b"\xff", b"null", b'"Hello"', b"{}"],
+    [b"[" * 100_000, b"1" * 5000, b'{"version":2,"kind":"Wait","version":NaN}', b"\xff", b"null", b'"Hello"', b"{}"],
     ids=range(7),
 )
 def test_json_that_hurts_parsers_is_refused(payload):

@@ -13,7 +13,7 @@ from gear_jax.testing.processes import free_ports
 from gear_jax.transport import MalformedError, TransportError, _blob, _control
 
 SECRET = b"s" * 32
-HELLO = _blob.Hello(0, 2, 0, 1, {"ucx": ""}, None, None)
+HELLO = _blob.Hello(0, 2, 0, 1, {}, {"ucx": ""}, None, None)
 
 
 class Server:
@@ -78,7 +78,7 @@ def test_a_server_with_the_wrong_secret_is_refused(server):
 
 def test_a_session_that_is_not_there_yet_is_waited_for(server):
     channel = _control.dial(server.address, SECRET)
-    channel.send(_blob.Hello(0, 2, 5, 1, {}, None, None))
+    channel.send(_blob.Hello(0, 2, 5, 1, {}, {}, None, None))
     assert channel.receive() == _blob.Wait()
     ends(channel)
 
@@ -222,13 +222,13 @@ def test_one_address_serves_the_sessions_of_one_job(server):
     heard = []
     _control.listen(server.address, SECRET, 1, lambda channel, hello: heard.append(hello))
     channel = _control.dial(server.address, SECRET)
-    channel.send(_blob.Hello(0, 2, 1, 1, {}, None, None))
+    channel.send(_blob.Hello(0, 2, 1, 1, {}, {}, None, None))
     with pytest.raises((EOFError, OSError)):
         channel.receive()
     assert [h.session for h in heard] == [1]
     ends(channel)
-    for session, secret in ((1, SECRET), (2, b"t" * 32)):
-        with pytest.raises(TransportError, match="another job"):
+    for session, secret, words in ((1, SECRET, "number: got 1, of a session"), (2, b"t" * 32, "another job")):
+        with pytest.raises(TransportError, match=words):
             _control.listen(server.address, secret, session, lambda channel, hello: None)
     _control.stop_listening(server.address, 1)
 

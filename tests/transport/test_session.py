@@ -287,3 +287,74 @@ def test_arguments_are_checked(regions, options, error, match):
     with pytest.raises(ValueError, match="offset"):
         with open_sessions(jobs(1)) as (s,):
             s.read(0, 0, -1, 4)
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "words"),
+    [
+        (np.frombuffer(b"immutable bytes.", np.uint8), ValueError, "read-only"),
+        (np.zeros(16, np.uint8)[8:][::-1][:4], ValueError, "strides"),
+        (np.zeros(8, np.uint8)[::2], ValueError, "strides"),
+        (np.array([None, None]), TypeError, "object"),
+        (bytearray(4), TypeError, "bytearray"),
+    ],
+    ids=["constant", "backwards", "with gaps", "objects", "no array"],
+)
+def test_only_what_may_be_written_is_filled(array, kind, words):
+    with open_sessions(jobs()) as (a, _):
+        before = bytes(array)
+        with pytest.raises(kind, match=rf"pieces\[0\]: got .*{words}"):
+            a.read_into([(1, 0, 0, array)])
+        assert bytes(array) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"deadline": "2"}, "deadline: got '2', wanted seconds"), ({"deadline": 1e9}, "less than a million"),
+        ({"start_timeout": -1}, "start_timeout: got -1"), ({"number": "a"}, "number: got 'a', wanted an integer"),
+        ({"number": -1}, "number: got -1"), ({"holds": {"x" * 40: "y"}}, "holds: got"),
+    ],
+)  # fmt: skip
+def test_what_a_session_cannot_be(options, words):
+    with pytest.raises(ValueError, match=words):
+        Session(jobs()[0], [np.zeros(8, np.uint8)], **options)
+    with pytest.raises(TypeError, match="job: got NoneType, wanted a Job"):
+        Session(None, [])
+    with pytest.raises(TypeError, match=r"regions\[0\]: got an array of object"):
+        Session(jobs()[0], [np.array([None])])
+    with pytest.raises(TypeError, match=r"holds\['x'\]: got int, wanted words"):
+        Session(jobs()[0], [], holds={"x": 1})
+
+
+def test_pieces_are_integers():
+    with open_sessions(jobs()) as (a, _):
+        assert a.read(np.int64(1), 0, np.int32(0), np.uint8(4)).size == 4
+        for piece in ((1, 0, 1.5, 1), ("1", 0, 0, 1), (1, 0, 0, True)):
+            with pytest.raises(TypeError, match="a piece: got"):
+                a.read(*piece)
+
+
+def test_who_holds_something_else_is_refused():
+    long = "y float32, " * 100
+    found = errors(jobs(), holds={0: {"columns": f"{long}x float32"}, 1: {"columns": f"{long}x int32", "T": "3"}})
+    assert len(found) == 2 and all("T of process" in text for text in found), found
+    found = errors(jobs(), holds={0: {"columns": f"{long}x float32"}, 1: {"columns": f"{long}x int32"}})
+    assert len(found) == 2 and all("columns of process" in text and "sha256" in text for text in found), found
+    with open_sessions(jobs(), holds={0: {"columns": long}, 1: {"columns": long}}) as (a, _):
+        assert a.alive.all()
+
+
+def test_a_session_that_failed_does_not_count():
+    (first, _), (alone,) = jobs(), jobs(1)
+    with Session(alone, [MEMORY]) as before:
+        pass
+    for _ in range(2):
+        with pytest.raises(TransportError, match=f"no session {before.number + 1}|refused"):
+            Session(first, [MEMORY], start_timeout=0.3)
+        with pytest.raises(ValueError, match="peers"):
+            Session(first, [MEMORY], peers=[7])
+    with Session(alone, [MEMORY]) as after:
+        assert after.number == before.number + 1
+        with pytest.raises(TransportError, match=r"number: got .*, of a session that is open"):
+            Session(alone, [MEMORY], number=after.number)
