@@ -119,13 +119,12 @@ def take_back(state: ReplayState, index: ReplayState) -> ReplayState:
     Returns:
       The next state, with the columns of the one that was lent, and lying as that does.
     """
-    for what, x in (("state", state), ("index", index)):
-        if not isinstance(x, ReplayState):
-            fix = "Pass what lend was given, and what it gave."
-            raise type_error(f"take_back: {what}", got=type(x).__name__, wanted="a ReplayState", fix=fix)
+    if not isinstance(state, ReplayState):
+        fix = "Pass what lend was given."
+        raise type_error("take_back: state", got=type(state).__name__, wanted="a ReplayState", fix=fix)
+    _check_stacked("take_back: index", index)
     check_alive("take_back", state)
     check_alive("take_back", index)
-    _check_stacked("take_back: index", index)
     shardings = jax.tree.map(lambda x: x.sharding, state.replace(columns=None))
     leaves, tree = jax.tree.flatten(shardings)
     join = _joined(tree, tuple(leaves), _selects_apart(state))

@@ -184,6 +184,7 @@ class Ingest:
             raise type_error("drain: state", got="a traced state", wanted="a concrete one", fix="Call it outside jit.")
         if most is not None and (not is_integer(most) or most < 1):
             raise value_error("most", got=repr(most), wanted="an integer, 1 or more", fix="Leave it out.")
+        most = 2**31 - 1 if most is None else int(most)  # the core takes no NumPy number
         until = _wait.deadline("timeout", timeout)
         _wait.deadline("linger", linger)
         least = _wait.least(least, self.ring.actors * self.ring.slots, "slots")
@@ -193,14 +194,13 @@ class Ingest:
             if self._replay.config.limited or not self._observed:
                 self.limiter.observe(_statistics.trajectories(state))
             self._observed = True
-            most = min(self.limiter.may_insert(), 2**31 - 1 if most is None else int(most))
+            most = min(self.limiter.may_insert(), most)
             if not most:
                 self._counts["held_back"] += bool(self._learner.pending)
                 return state, 0
         if timeout and not self._learner.pending:
             _wait.in_slices(self._learner.await_commit, until, bool)
             self._tend()
-        most = 2**31 - 1 if most is None else int(most)  # the core takes no NumPy number
         least = min(least, most)
         if linger and least > self._learner.pending > 0:
             until = _wait.deadline("linger", linger)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gear_jax._errors import message, type_error, value_error
-from gear_jax._numbers import is_integer, is_number
+from gear_jax._numbers import check_count, is_integer, is_number
 from gear_jax.actors import _wait
-from gear_jax.actors._rates import check_count, known, make_rates, shown
+from gear_jax.actors._rates import known, make_rates, shown
 
 _COUNTED = "inserted", "sampled", "size", "drawn", "version"
 

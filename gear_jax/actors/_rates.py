@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from gear_jax._errors import type_error, value_error
-from gear_jax._numbers import is_integer, is_number
+from gear_jax._numbers import check_count, is_number
 
 _MOST_DENOMINATOR = 1_000_000
 
@@ -158,13 +158,6 @@ def _fraction(what: str, number: Any) -> Fraction | None:
         raise value_error(what, got=number, wanted=f"1 / {_MOST_DENOMINATOR} or more", fix=fix)
     return fraction
 
-
-def check_count(what: str, value: Any, least: int = 1) -> int:
-    if not is_integer(value):
-        raise type_error(what, got=repr(value), wanted="an integer", fix="Pass a Python int.")
-    if value < least:
-        raise value_error(what, got=value, wanted=f"at least {least}", fix="Pass a larger number.")
-    return int(value)
 
 
 def shown(number: Fraction) -> str:

@@ -83,8 +83,8 @@ def append(config: Config, state: ReplayState, stream: Any, step: Any, done: Any
     state = state.replace(counters=tally(state.counters, partition, {Counter.INSERTED: there}))
     state = write_rows(state, closed, length=length)
     # All devices have all steps; each stream is with one of them.
-    told = jnp.where(there, closed, -1), jnp.where(there, generation, np.uint32(0))
-    told, generation = _axis.combine((config.everywhere(told[0]) + 1, told[1]), config.axis)
+    kept, generation = jnp.where(there, closed, -1), jnp.where(there, generation, np.uint32(0))
+    told, generation = _axis.combine((config.everywhere(kept) + 1, generation), config.axis)
     handles = Handle(told - 1, generation)
     state = set_priorities(config, state, closed, priority, length)
     return state if config.rows is None else after_reads(state), handles

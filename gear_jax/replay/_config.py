@@ -12,7 +12,7 @@ import numpy as np
 from gear_jax import _axis
 from gear_jax._axis import Axis
 from gear_jax._errors import type_error, value_error
-from gear_jax._numbers import is_integer
+from gear_jax._numbers import check_count
 from gear_jax.ops import Remote
 from gear_jax.ops._gather import broadcast_windows, pad_bytes
 from gear_jax.ops._place import check_memory
@@ -230,7 +230,7 @@ def make_config(
         pad_bytes(0 if w is None else w.pad_value, spec.dtype)
     if partitions is None:
         partitions = -(-8 // devices) * devices if devices else 1
-    partitions = _count("partitions", partitions, 1)
+    partitions = check_count("partitions", partitions, 1)
     if table.capacity % partitions:
         raise value_error(
             "partitions", got=f"{partitions} for a capacity of {table.capacity}", wanted="a divisor of the capacity",
@@ -239,9 +239,9 @@ def make_config(
     streams = check_streams(streams, partitions, table.capacity // partitions)
     check_devices(partitions, streams, max(1, devices))
     if selector.times is not None or isinstance(selector, Queue | Stack):
-        _count("selector.times", selector.times, 1, 2**32 - 1)
+        check_count("selector.times", selector.times, 1, 2**32 - 1)
     if max_staleness is not None:
-        max_staleness = _count("max_staleness", max_staleness, 0)
+        max_staleness = check_count("max_staleness", max_staleness, 0)
     return Config(
         table, tree, names, columns, spread, make_anchor(anchor, spread, table.trajectory_length), selector, eviction,
         partitions, table.capacity // partitions, table.trajectory_length, memory, streams, selection,
@@ -261,7 +261,7 @@ def check_batch_axis(batch_axis: Any, axis: tuple[str, ...]) -> str:
 
 def check_streams(streams: Any, partitions: int, slots: int) -> int:
     """A number of streams that leaves slots free in each of P partitions of S slots."""
-    streams = _count("streams", streams, 0)
+    streams = check_count("streams", streams, 0)
     if -(-streams // partitions) >= slots:
         raise value_error(
             "streams", got=f"{streams} streams on {partitions * slots} slots in {partitions} partitions",
@@ -288,16 +288,6 @@ def _columns(table: TableSpec):
 def _instance(what, value, kind, wanted, fix):
     if not isinstance(value, kind):
         raise type_error(what, got=repr(value), wanted=wanted, fix=f"Pass {fix}.")
-
-
-def _count(what, value, low, high=2**63 - 1) -> int:
-    if not is_integer(value):
-        raise type_error(what, got=repr(value), wanted="an integer", fix="Pass a Python int.")
-    if value < low:
-        raise value_error(what, got=value, wanted=f"at least {low}", fix="Pass a larger number.")
-    if value > high:
-        raise value_error(what, got=value, wanted=f"at most {high}", fix="Pass a smaller number.")
-    return int(value)
 
 
 def without_addresses(text: str) -> str:

@@ -121,8 +121,7 @@ def update_priorities(config: Config, state: ReplayState, handles: Handle, prior
         return _update_remote(config, state, slot, generation, priority)
     # Every device has all handles, and minds those of its own slots; one outside the table is stale on the nearest.
     here = config.held(slot)
-    lengths, now, ticket = read_rows(state, here)
-    fresh = (now == generation) & (generation > 0) & (lengths > 0)  # 0: it has left by itself
+    lengths, fresh, ticket = _read_fresh(state, here, generation)
     good = acceptable(priority)
     all_partitions = config.partitions * _axis.size(config.axis)
     partition = jnp.clip(slot // config.slots, 0, all_partitions - 1)
@@ -166,10 +165,15 @@ def receive(config: Config, state: ReplayState) -> ReplayState:
     return _update_own(config, state, here, here >= 0, generation, priority)
 
 
+def _read_fresh(state: ReplayState, slots: jax.Array, generation: jax.Array):
+    """Lengths of slots, `bool[K]`: whether what has a generation is there still, and the ticket."""
+    lengths, now, ticket = read_rows(state, slots)
+    return lengths, (now == generation) & (generation > 0) & (lengths > 0), ticket  # of length 0: it has left by itself
+
+
 def _update_own(config: Config, state: ReplayState, here, meant, generation, priority) -> ReplayState:
     """Sets priorities of slots of this process; `meant`: which rows count as stale if they do not fit."""
-    lengths, now, ticket = read_rows(state, here)
-    fresh = (now == generation) & (generation > 0) & (lengths > 0)  # 0: it has left by itself
+    lengths, fresh, ticket = _read_fresh(state, here, generation)
     good = acceptable(priority)
     counts = {Counter.STALE_UPDATES: meant & ~fresh, Counter.REJECTED_PRIORITIES: meant & fresh & ~good}
     state = state.replace(
@@ -219,12 +223,11 @@ def floats(what: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _lengths(values, config: Config, lengths, rows) -> jax.Array:
-    a, steps = values[0].shape[:2]
-    given = a
+    given, steps = values[0].shape[:2]
     for name, r in zip(config.names, values, strict=True):
-        if r.shape[:2] != (a, steps):
+        if r.shape[:2] != (given, steps):
             raise value_error(
-                f"trajectories[{name!r}]", got=f"[A, T'] = {r.shape[:2]}", wanted=f"{(a, steps)}",
+                f"trajectories[{name!r}]", got=f"[A, T'] = {r.shape[:2]}", wanted=f"{(given, steps)}",
                 fix="Give every column the same rows and steps.",
             )  # fmt: skip
     if steps > config.steps:
@@ -233,10 +236,9 @@ def _lengths(values, config: Config, lengths, rows) -> jax.Array:
             fix="Split the trajectories, or raise TableSpec.trajectory_length.",
         )  # fmt: skip
     lengths = int32("lengths", lengths)
-    if rows is not None:
-        if rows.ndim != 1:
-            raise value_error("rows", got=f"shape {rows.shape}", wanted="[A]", fix="Give one for each trajectory.")
-        a = rows.shape[0]
+    if rows is not None and rows.ndim != 1:
+        raise value_error("rows", got=f"shape {rows.shape}", wanted="[A]", fix="Give one for each trajectory.")
+    a = given if rows is None else rows.shape[0]
     if lengths.shape != (a,):
         raise value_error("lengths", got=f"shape {lengths.shape}", wanted=f"[A] = {(a,)}", fix="Give one for each row.")
     lengths = jnp.clip(lengths, 0, steps)

@@ -14,7 +14,7 @@ import numpy as np
 
 from gear_jax import _native, ops
 from gear_jax._errors import type_error, value_error
-from gear_jax._numbers import is_number
+from gear_jax._numbers import check_seconds
 from gear_jax.replay._mesh import Placement
 from gear_jax.transport import Job, Session
 
@@ -72,10 +72,8 @@ class Link:
             raise type_error("job", got=type(job).__name__, wanted="a Job or None", fix=fix)
         if on_loss not in ops.ON_LOSS:
             raise value_error("on_loss", got=repr(on_loss), wanted=f"one of {ops.ON_LOSS}", fix="Leave it out.")
-        if not is_number(deadline) or not 0 < deadline < 1e6:
-            fix = "Leave it out for 2.0."
-            raise value_error("deadline", got=repr(deadline), wanted="seconds, more than 0", fix=fix)
-        self._job, self._transport, self._deadline, self.on_loss = job, transport, float(deadline), on_loss
+        self._deadline = check_seconds("deadline", deadline, "Leave it out for 2.0.")
+        self._job, self._transport, self.on_loss = job, transport, on_loss
         if placement is not None and job is not None:
             _check_job(job)
         if placement is not None and placement.processes == 1:

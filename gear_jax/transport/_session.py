@@ -1,19 +1,20 @@
 """A session: memory that this process exposes to its job, and what it reads of the others'."""
 
 import atexit
+import contextlib
 import os
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from gear_jax import _native
 from gear_jax._errors import message, type_error, value_error
-from gear_jax._numbers import is_integer, is_number
-from gear_jax.transport import _blob, _control, _kinds
+from gear_jax._numbers import check_seconds, is_integer
+from gear_jax.transport import _blob, _control, _kinds, _pieces
 from gear_jax.transport._errors import TransportError, transport_error
 from gear_jax.transport._job import Job
 from gear_jax.transport._links import Links
@@ -21,20 +22,24 @@ from gear_jax.transport._meeting import RETRY, Meeting, NotYet
 
 
 class _Numbers:
-    """Of sessions, one after another. One that did not come to be gives its own back, so that it may be tried again."""
+    """Of sessions, one after another."""
 
     def __init__(self) -> None:
         self._lock, self._next = threading.Lock(), 0
 
-    def take(self) -> int:
+    @contextlib.contextmanager
+    def take(self) -> Iterator[int]:
+        """The next number, of a session that is made within. One that comes to nothing does not count, so that it may
+        be tried again."""
         with self._lock:
-            self._next += 1
-            return self._next - 1
-
-    def give_back(self, number: int) -> None:
-        with self._lock:
-            if number == self._next - 1:
-                self._next = number
+            number, self._next = self._next, self._next + 1
+        try:
+            yield number
+        except BaseException:
+            with self._lock:
+                if self._next == number + 1:
+                    self._next = number
+            raise
 
 
 _numbers = _Numbers()
@@ -88,13 +93,13 @@ class Session:
             _kinds.check_name(transport)
         if on_loss not in ("invalid", "error"):
             raise value_error("on_loss", got=repr(on_loss), wanted='"invalid" or "error"', fix="Choose one.")
-        _check_seconds("deadline", deadline, "The default is 2.0.")
-        _check_seconds("start_timeout", start_timeout, "The default is 60.0.")
+        self.deadline = check_seconds("deadline", deadline, "The default is 2.0.")
+        check_seconds("start_timeout", start_timeout, "The default is 60.0.")
         if number is not None and (not is_integer(number) or not 0 <= number < 2**31):
             raise value_error("number", got=repr(number), wanted="an integer in [0, 2**31)", fix="Leave it out.")
-        self.job, self.deadline, self.on_loss = job, float(deadline), on_loss
+        self.job, self.on_loss = job, on_loss
         self._kept = list(regions)  # the arrays stay alive with the session
-        self._memory = [_address_of(region, i) for i, region in enumerate(self._kept)]
+        self._memory = [_pieces.address_of(region, i) for i, region in enumerate(self._kept)]
         if len(self._memory) > _blob.MAX_REGIONS:
             fix = "Expose fewer, larger ones."
             raise value_error("regions", got=len(self._memory), wanted=f"at most {_blob.MAX_REGIONS}", fix=fix)
@@ -114,11 +119,10 @@ class Session:
         if job.rank in self._peers or not set(self._peers) <= set(range(len(job.addresses))):
             wanted = f"ranks of other processes, below {len(job.addresses)} and not {job.rank}"
             raise value_error("peers", got=self._peers, wanted=wanted, fix="Leave it out.")
-        self.number = _numbers.take() if number is None else int(number)
         self._address = job.addresses[job.rank]
         self._pid = os.getpid()
         self._meeting = Meeting(job, self._peers, self._ask, self._closed[1])
-        try:
+        with _numbers.take() if number is None else contextlib.nullcontext(int(number)) as self.number:
             _control.listen(self._address, job.secret, self.number, self._serve)
             # Its threads must not run on while libraries that they use are torn down.
             atexit.register(self._close_at_exit)
@@ -127,10 +131,6 @@ class Session:
             except BaseException:
                 self.close()
                 raise
-        except BaseException:
-            if number is None:
-                _numbers.give_back(self.number)
-            raise
 
     # ---- What users call
 
@@ -163,8 +163,9 @@ class Session:
 
     def read_many(self, pieces: Sequence[tuple[int, int, int, int]]) -> list[np.ndarray]:
         """Reads several (peer, region, offset, bytes) at once; see `read`."""
-        arrays = [np.empty(_size(piece), np.uint8) for piece in pieces]
-        wanted = [(*_ints(piece), a.ctypes.data) for piece, a in zip(pieces, arrays, strict=True)]
+        wanted = [_pieces.of_bytes(piece) for piece in pieces]
+        arrays = [np.empty(size, np.uint8) for *_, size in wanted]
+        wanted = [(*piece, a.ctypes.data) for piece, a in zip(wanted, arrays, strict=True)]
         for piece, status in zip(pieces, self._native.read(wanted), strict=True):
             if status != "ok":
                 what = "read of peer {}, region {}, offset {}, {} bytes".format(*piece)
@@ -180,9 +181,7 @@ class Session:
         Raises:
           TypeError, ValueError: for an array that cannot be filled.
         """
-        for i, (*_, x) in enumerate(pieces):
-            _check_fillable(f"pieces[{i}]", x)
-        return self._native.read([(*_ints(piece[:3]), piece[3].nbytes, piece[3].ctypes.data) for piece in pieces])
+        return self._native.read([_pieces.to_fill(piece, i) for i, piece in enumerate(pieces)])
 
     def counters(self) -> dict[str, int | float]:
         """What has happened so far.
@@ -383,47 +382,3 @@ def _answer(channel: _control.Channel, kind: type, number: int) -> Any:
 def _mismatch(what: str, peer: int, got: object, wanted: object) -> TransportError:
     fix = "Run the same program in every process of the job."
     return transport_error(f"{what} of process {peer}", got=got, wanted=wanted, fix=fix)
-
-
-def _check_seconds(what: str, seconds: Any, fix: str) -> None:
-    if not is_number(seconds) or not 0 < seconds < 1e6:
-        raise value_error(what, got=repr(seconds), wanted="seconds, more than 0 and less than a million", fix=fix)
-
-
-def _ints(piece: Sequence[Any]) -> list[int]:
-    if not all(map(is_integer, piece)):
-        fix = "Pass integers."
-        raise type_error("a piece", got=repr(tuple(piece)), wanted="peer, region, offset (and bytes)", fix=fix)
-    return [int(x) for x in piece]
-
-
-def _check_fillable(what: str, x: Any) -> None:
-    """Raises a TypeError or ValueError unless the bytes of an array may be written, one after another."""
-    if not isinstance(x, np.ndarray) or x.dtype.hasobject:
-        got = type(x).__name__ if not isinstance(x, np.ndarray) else f"an array of {x.dtype}"
-        raise type_error(what, got=got, wanted="a NumPy array of numbers to fill", fix="Pass np.empty(...).")
-    if not x.flags.c_contiguous or not x.flags.writeable:
-        got = f"strides {x.strides}" if not x.flags.c_contiguous else "one that is read-only"
-        raise value_error(what, got=got, wanted="a C-contiguous array to fill", fix="Pass np.empty(...), and copy it.")
-
-
-def _size(piece: tuple[int, int, int, int]) -> int:
-    _ints(piece)
-    if piece[2] < 0 or not 0 <= piece[3] < 2**63:
-        raise value_error("offset, bytes", got=piece[2:], wanted="0 or more", fix="Read within the region.")
-    return int(piece[3])
-
-
-def _address_of(region: Any, i: int) -> tuple[int, int]:
-    if isinstance(region, np.ndarray):
-        if region.dtype.hasobject:
-            fix = "Objects are pointers, which mean nothing elsewhere."
-            raise type_error(f"regions[{i}]", got=f"an array of {region.dtype}", wanted="an array of numbers", fix=fix)
-        if not region.flags.c_contiguous:
-            fix = "Pass `np.ascontiguousarray(x)`, and write to that one."
-            raise value_error(f"regions[{i}]", got=f"strides {region.strides}", wanted="a C-contiguous array", fix=fix)
-        return region.ctypes.data, region.nbytes
-    if isinstance(region, tuple) and len(region) == 2 and all(isinstance(x, int) and 0 <= x < 2**63 for x in region):
-        return region
-    wanted = "a NumPy array, or (address, bytes)"
-    raise type_error(f"regions[{i}]", got=type(region).__name__, wanted=wanted, fix="Pass one of these.")

@@ -42,7 +42,9 @@ def killed(job, folder):
         elif last is None:  # others have yet to add
             continue
         else:  # the trajectories of two processes are left, and their probabilities sum to 1
-            now = f"without {sorted({0, 1, 2} - set((slot // held).tolist()))}"
+            missing = sorted({0, 1, 2} - set((slot // held).tolist()))
+            assert missing
+            now = f"without {missing}"
             np.testing.assert_allclose(probability * 2 * EACH, 1, rtol=1e-6)
         if now != last:
             print(f"{now} alive={replay.session.alive.tolist()} seconds={seconds:.2f}", flush=True)

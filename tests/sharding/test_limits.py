@@ -46,7 +46,7 @@ STRATIFIED = Prioritized(times=1, stratified=True)
 SELECTORS = [Queue(1), Queue(3), Stack(2), Uniform(times=1), Prioritized(times=2), STRATIFIED]
 
 
-# Each selector, number of devices and exchange, and those two and two that meet in the code.
+# Each selector on all devices; every number of devices and every exchange with two of the selectors.
 @pytest.mark.parametrize(
     ("selector", "n", "exchange"),
     [

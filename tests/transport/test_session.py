@@ -279,6 +279,14 @@ def test_the_process_keeps_its_machine_code_and_signals():
         ([MEMORY], {"on_loss": "cry"}, ValueError, "on_loss"),
         ([MEMORY], {"transport": "pigeon"}, ValueError, "pigeon"),
         ([MEMORY], {"speed": 1}, ValueError, "speed"),
+        ([np.array([None])], {}, TypeError, r"regions\[0\]: got an array of object"),
+        ([MEMORY], {"deadline": "2"}, ValueError, "deadline: got '2', wanted seconds"),
+        ([MEMORY], {"deadline": 1e9}, ValueError, "less than a million"),
+        ([MEMORY], {"start_timeout": -1}, ValueError, "start_timeout: got -1"),
+        ([MEMORY], {"number": "a"}, ValueError, "number: got 'a', wanted an integer"),
+        ([MEMORY], {"number": -1}, ValueError, "number: got -1"),
+        ([MEMORY], {"holds": {"x" * 40: "y"}}, ValueError, "holds: got"),
+        ([MEMORY], {"holds": {"x": 1}}, TypeError, r"holds\['x'\]: got int, wanted words"),
     ],
 )
 def test_arguments_are_checked(regions, options, error, match):
@@ -287,6 +295,11 @@ def test_arguments_are_checked(regions, options, error, match):
     with pytest.raises(ValueError, match="offset"):
         with open_sessions(jobs(1)) as (s,):
             s.read(0, 0, -1, 4)
+
+
+def test_a_session_is_of_a_job():
+    with pytest.raises(TypeError, match="job: got NoneType, wanted a Job"):
+        Session(None, [])
 
 
 @pytest.mark.parametrize(
@@ -306,25 +319,6 @@ def test_only_what_may_be_written_is_filled(array, kind, words):
         with pytest.raises(kind, match=rf"pieces\[0\]: got .*{words}"):
             a.read_into([(1, 0, 0, array)])
         assert bytes(array) == before
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"deadline": "2"}, "deadline: got '2', wanted seconds"), ({"deadline": 1e9}, "less than a million"),
-        ({"start_timeout": -1}, "start_timeout: got -1"), ({"number": "a"}, "number: got 'a', wanted an integer"),
-        ({"number": -1}, "number: got -1"), ({"holds": {"x" * 40: "y"}}, "holds: got"),
-    ],
-)  # fmt: skip
-def test_what_a_session_cannot_be(options, words):
-    with pytest.raises(ValueError, match=words):
-        Session(jobs()[0], [np.zeros(8, np.uint8)], **options)
-    with pytest.raises(TypeError, match="job: got NoneType, wanted a Job"):
-        Session(None, [])
-    with pytest.raises(TypeError, match=r"regions\[0\]: got an array of object"):
-        Session(jobs()[0], [np.array([None])])
-    with pytest.raises(TypeError, match=r"holds\['x'\]: got int, wanted words"):
-        Session(jobs()[0], [], holds={"x": 1})
 
 
 def test_pieces_are_integers():
